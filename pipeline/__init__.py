@@ -1,0 +1,1 @@
+"""Paired GRPO experiments that settle what an optimizer setting saves and whether training stays the same."""
