@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -20,9 +20,9 @@ def _encodable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     if isinstance(value, dict):
-        return {str(key): _encodable(item) for key, item in value.items()}
+        return {str(key): _encodable(item) for key, item in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list | tuple):
-        return [_encodable(item) for item in value]
+        return [_encodable(item) for item in cast("list[Any] | tuple[Any, ...]", value)]
     return value
 
 
@@ -30,9 +30,9 @@ def _decoded(value: Any) -> Any:
     if isinstance(value, str):
         return _TO_FLOAT.get(value, value)
     if isinstance(value, dict):
-        return {key: _decoded(item) for key, item in value.items()}
+        return {key: _decoded(item) for key, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
-        return [_decoded(item) for item in value]
+        return [_decoded(item) for item in cast("list[Any]", value)]
     return value
 
 
