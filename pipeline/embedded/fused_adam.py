@@ -40,13 +40,13 @@ def split_master(master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     bits = master.view(torch.int32)
     remainder = _low_half(bits)
-    weight = _low_half((bits >> 16) + (remainder < 0))
+    weight = _low_half((bits >> 16) + (remainder < 0).to(torch.int32))
     return weight.view(torch.bfloat16), remainder
 
 
 def join_master(weight: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
     """The fp32 master weights of bf16 weights and int16 remainders of the same shape: the inverse of `split_master`."""
-    high = weight.view(torch.int16).to(torch.int32) - (remainder < 0)
+    high = weight.view(torch.int16).to(torch.int32) - (remainder < 0).to(torch.int32)
     return ((high << 16) | (remainder.to(torch.int32) & 0xFFFF)).view(torch.float32)
 
 
