@@ -27,6 +27,15 @@ class ParityMetric:
     p_tost: float | None
     p_difference: float | None
     outcome: ParityOutcome
+    better: Literal["higher", "lower", "neither"] = "neither"
+    baseline_mean: float | None = None
+    """The baseline's window mean, averaged over the pairs."""
+    p_holm: float | None = None
+    """p_difference, adjusted for the number of metrics."""
+    max_limit: float | None = None
+    """What max_difference may be; None where there was nothing to compare with."""
+    note: str = ""
+    """Why the outcome is what it is, where the numbers alone do not say."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,7 @@ class ExactComparison:
     """None: identical in every compared metric at every step."""
     first_metric: str | None
     first_difference: float | None
+    """Relative to the larger of the two values."""
     growth: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     """(step, largest relative difference over the gated metrics) at a few steps."""
     same_masters: bool | None = None
@@ -55,3 +65,11 @@ class ParityResult:
     mode: ParityMode
     metrics: list[ParityMetric] = field(default_factory=list[ParityMetric])
     exact: ExactComparison | None = None
+    pairs_to_decide: int | None = None
+    """Seeds that would decide an inconclusive study (statistics.pairs_to_decide states the rule); None: not known."""
+    notes: list[str] = field(default_factory=list[str])
+    """What a reader must know beside the outcome: gates changed, metrics not recorded, treatment runs lost."""
+    excluded: list[str] = field(default_factory=list[str])
+    """Pairs that were not judged, each with its reasons."""
+    gates: list[str] = field(default_factory=list[str])
+    """The rule and each gate in words, with units and direction."""
