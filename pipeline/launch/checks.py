@@ -1,0 +1,206 @@
+"""Everything that can be known to be wrong before a job starts. Each check raises BadInput, naming key and value."""
+
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import pydantic
+from pydantic import ConfigDict, Field, PositiveInt
+
+from pipeline.launch.bad_input import BadInput
+from pipeline.study import faults, naming
+from pipeline.study.planning import PlannedRun, repeated_run_ids
+
+
+class RecipeKnobs(pydantic.BaseModel):
+    """The knobs on top of a recipe (conf/recipe/base.yaml) by type and range; a recipe may have more."""
+
+    model_config = ConfigDict(extra="allow")
+
+    steps: PositiveInt | None
+    epochs: PositiveInt
+    train_batch_size: PositiveInt
+    mini_batch_size: PositiveInt
+    micro_batch_size: PositiveInt
+    samples_per_prompt: PositiveInt
+    max_prompt_length: PositiveInt
+    max_response_length: PositiveInt
+    lr: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    n_nodes: PositiveInt
+    n_workers: PositiveInt
+    tp: PositiveInt
+    pp: PositiveInt
+    vpp: PositiveInt | None
+    rollout_tp: PositiveInt
+    test_freq: int
+    model_path: str
+    train_files: str | list[str]
+    val_files: str | list[str]
+    make_assets: bool = False
+    """The project makes model and data itself on first use: they need not exist beforehand."""
+
+    @property
+    def workers(self) -> int:
+        """Ranks in all."""
+        return self.n_nodes * self.n_workers
+
+    @property
+    def data_parallel(self) -> int:
+        return self.workers // (self.tp * self.pp)
+
+
+def check_study(study_name: Any, results_dir: Any, rerun: Any) -> Path:
+    """Return the study's folder, created and writable. Raises BadInput."""
+    if not isinstance(rerun, bool):
+        raise BadInput(f"rerun={rerun!r} must be true or false")
+    try:
+        naming.check_study_name(str(study_name))
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    folder = Path(str(results_dir)).expanduser().absolute() / str(study_name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(_not_writable(results_dir, folder, error.strerror)) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise BadInput(_not_writable(results_dir, folder, "Permission denied"))
+    return folder
+
+
+def _not_writable(results_dir: Any, folder: Path, why: str | None) -> str:
+    return f"results_dir={results_dir}: cannot write to {folder} ({why}). Choose another with results_dir=/some/folder"
+
+
+def check_seed(seed: Any) -> int:
+    """Raises BadInput unless `seed` is a whole number from 0 to 2^31 - 1."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
+        raise BadInput(f"seed={seed}: a seed is a whole number from 0 to 2147483647 (for example seed=1,2,3)")
+    return seed
+
+
+def check_recipe(recipe: dict[str, Any]) -> RecipeKnobs:
+    """Types, ranges, batch sizes that divide, layout that fits, files that exist."""
+    knobs = _knobs(recipe)
+    _check_layout(knobs)
+    _check_batches(knobs)
+    _check_fault(recipe)
+    if not knobs.make_assets:
+        _check_files(knobs)
+    return knobs
+
+
+def _knobs(recipe: dict[str, Any]) -> RecipeKnobs:
+    try:
+        return RecipeKnobs.model_validate(recipe)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in ("recipe", *first["loc"]))
+        value = "" if first["type"] == "missing" else f"={first['input']}"
+        raise BadInput(f"{key}{value}: {first['msg'][0].lower()}{first['msg'][1:]}") from error
+
+
+def _check_layout(knobs: RecipeKnobs) -> None:
+    if knobs.workers % (knobs.tp * knobs.pp):
+        raise BadInput(
+            f"recipe.n_workers={knobs.n_workers} x recipe.n_nodes={knobs.n_nodes} must be a multiple of "
+            f"recipe.tp={knobs.tp} x recipe.pp={knobs.pp}"
+        )
+    if knobs.workers % knobs.rollout_tp:
+        raise BadInput(
+            f"recipe.rollout_tp={knobs.rollout_tp} must divide the number of workers, "
+            f"recipe.n_workers={knobs.n_workers} x recipe.n_nodes={knobs.n_nodes}"
+        )
+    if knobs.vpp and knobs.vpp > 1 and knobs.pp == 1:
+        raise BadInput(f"recipe.vpp={knobs.vpp} needs recipe.pp above 1 (it is 1): give recipe.vpp=null")
+
+
+def _check_batches(knobs: RecipeKnobs) -> None:
+    if knobs.train_batch_size % knobs.mini_batch_size:
+        raise BadInput(
+            f"recipe.train_batch_size={knobs.train_batch_size} is not divisible by "
+            f"recipe.mini_batch_size={knobs.mini_batch_size}: every optimizer step needs a whole mini-batch"
+        )
+    samples = knobs.mini_batch_size * knobs.samples_per_prompt
+    if samples % knobs.data_parallel:
+        raise BadInput(
+            f"recipe.mini_batch_size={knobs.mini_batch_size} x recipe.samples_per_prompt={knobs.samples_per_prompt} "
+            f"= {samples} samples cannot be shared evenly by {knobs.data_parallel} data-parallel workers"
+        )
+    share = samples // knobs.data_parallel
+    if share % knobs.micro_batch_size:
+        raise BadInput(
+            f"recipe.micro_batch_size={knobs.micro_batch_size} does not divide the {share} samples of a mini-batch "
+            f"on each data-parallel worker"
+        )
+
+
+def _check_fault(recipe: dict[str, Any]) -> None:
+    fault = recipe.get("fault")
+    if fault is not None and fault not in faults.FAULTS:
+        raise BadInput(f"recipe.fault={fault}: known faults are {', '.join(faults.FAULTS)}")
+
+
+def _check_files(knobs: RecipeKnobs) -> None:
+    if looks_local(knobs.model_path) and not Path(knobs.model_path).expanduser().is_dir():
+        raise BadInput(
+            f"recipe.model_path={knobs.model_path}: there is no such folder. Give the folder of a Hugging Face "
+            "checkpoint, or a hub name such as Qwen/Qwen2-7B-Instruct"
+        )
+    for key, files in (("train_files", knobs.train_files), ("val_files", knobs.val_files)):
+        for file in [files] if isinstance(files, str) else files:
+            if not Path(file).expanduser().exists():
+                raise BadInput(f"recipe.{key}={file}: there is no such file. README.md tells how to prepare the data")
+
+
+def looks_local(model_path: str) -> bool:
+    """A path rather than a hub name (`owner/name`): absolute, relative with a dot or ~, or of another depth."""
+    return model_path.startswith(("/", ".", "~")) or model_path.count("/") != 1
+
+
+def check_runs(runs: Sequence[PlannedRun]) -> None:
+    """What only the whole sweep shows: runs listed twice, more than one cluster."""
+    repeated = repeated_run_ids(runs)
+    if repeated:
+        raise BadInput(
+            f"the sweep lists {', '.join(repeated)} more than once. Every combination of swept values must be "
+            "different (for A/A pairs there is arm=baseline,baseline_repeat)"
+        )
+    if any(run.config.cluster != runs[0].config.cluster for run in runs):
+        raise BadInput("cluster.* cannot be swept: all runs of a sweep share one cluster")
+
+
+def check_cluster_address(address: Any) -> None:
+    """Raises BadInput unless `address` is an http address and somebody listens there."""
+    parts = urlsplit(str(address))
+    if parts.scheme not in ("http", "https") or parts.hostname is None:
+        raise BadInput(
+            f"cluster.address={address} must be the address of the Ray dashboard, "
+            "for example cluster.address=http://127.0.0.1:8265"
+        )
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname, port), timeout=5).close()
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"cluster.address={address}: nobody listens there ({error}). Start the cluster with "
+            "`ray start --head --dashboard-host 127.0.0.1`, or leave cluster.address out to have one started here"
+        ) from error
+
+
+def check_port_free(port: Any) -> None:
+    """Raises BadInput unless a dashboard can listen on 127.0.0.1:`port`."""
+    if isinstance(port, bool) or not isinstance(port, int) or not 1024 <= port <= 65535:
+        raise BadInput(f"cluster.dashboard_port={port} must be a whole number from 1024 to 65535")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise BadInput(
+                f"cluster.dashboard_port={port} is in use on this machine ({error.strerror}). Choose another with "
+                f"cluster.dashboard_port={port + 1 if port < 65535 else 8265}, or use the cluster that listens there: "
+                f"cluster.address=http://127.0.0.1:{port}"
+            ) from error

@@ -1,0 +1,170 @@
+"""Ray jobs: one per run, through Ray's Job Submission API."""
+
+import asyncio
+import logging
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import requests
+import tenacity
+
+import pipeline
+from pipeline.study.run_folder import RUN_FOLDER_VARIABLE, write_atomically
+
+JobState = Literal["pending", "running", "succeeded", "failed", "stopped"]
+ENDED: frozenset[JobState] = frozenset({"succeeded", "failed", "stopped"})
+
+TRAIN: tuple[str, ...] = (sys.executable, "-m", "pipeline.train")
+"""What a job runs."""
+PLUGIN = "pipeline.train.plugin"
+"""What verl imports in every process of a job."""
+
+log = logging.getLogger(__name__)
+
+# The dashboard of a busy machine answers late now and then: that is no reason to give a run up.
+_PATIENTLY = tenacity.retry(
+    retry=tenacity.retry_if_exception_type((requests.ConnectionError, requests.Timeout)),
+    wait=tenacity.wait_exponential(multiplier=0.5, max=10),
+    stop=tenacity.stop_after_delay(60),
+    reraise=True,
+)
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What to submit for one run."""
+
+    submission_id: str
+    run_folder: Path
+    env: Mapping[str, str]
+    metadata: Mapping[str, str]
+    entrypoint: Sequence[str] = field(default=TRAIN)
+
+    def command(self) -> str:
+        return shlex.join(self.entrypoint)
+
+    def env_vars(self) -> dict[str, str]:
+        """Workers inherit the raylet's environment, not ours: all that a job needs to know is here. No secrets."""
+        variables = {**self.env, RUN_FOLDER_VARIABLE: str(self.run_folder), "VERL_USE_EXTERNAL_MODULES": PLUGIN}
+        root = Path(pipeline.__file__).resolve().parents[1]
+        if root.name != "site-packages":
+            variables["PYTHONPATH"] = str(root)
+        return variables
+
+
+class RayJobs:
+    """The jobs of one cluster."""
+
+    def __init__(self, address: str) -> None:
+        """address: the dashboard's, http://host:port. Raises ConnectionError or ray.exceptions.AuthenticationError."""
+        from ray.job_submission import JobSubmissionClient
+
+        self._client = JobSubmissionClient(address)
+
+    @_PATIENTLY
+    def submit(self, spec: JobSpec) -> None:
+        """Raises RuntimeError when the cluster refuses the job."""
+        try:
+            self._client.submit_job(
+                entrypoint=spec.command(),
+                submission_id=spec.submission_id,
+                runtime_env={"env_vars": spec.env_vars()},
+                metadata=dict(spec.metadata),
+                # Reserved apart from what the trainer's actors take: the job's own process needs none.
+                entrypoint_num_gpus=0,
+            )
+        except RuntimeError:
+            # A repeated request after an answer that got lost: the job is there already.
+            if not self.exists(spec.submission_id):
+                raise
+
+    def exists(self, submission_id: str) -> bool:
+        return any(job.submission_id == submission_id for job in self._client.list_jobs())
+
+    @_PATIENTLY
+    def state(self, submission_id: str) -> tuple[JobState, str]:
+        """The job's state, which is the authority on how it is going, and Ray's message."""
+        job = self._client.get_job_info(submission_id)
+        state: Any = job.status.value.lower()
+        return state, job.message or ""
+
+    @_PATIENTLY
+    def stop(self, submission_id: str) -> None:
+        """Ask the job to end; it ends later (Ray kills it after 3 s)."""
+        self._client.stop_job(submission_id)
+
+    @_PATIENTLY
+    def driver_job_id(self, submission_id: str) -> str | None:
+        """Ray's own id of the job's driver (for its actors); None when it never connected to Ray."""
+        return self._client.get_job_info(submission_id).job_id
+
+    @_PATIENTLY
+    def whole_log(self, submission_id: str) -> str:
+        return self._client.get_job_logs(submission_id)
+
+    def tail(self, submission_id: str) -> Any:
+        return self._client.tail_job_logs(submission_id)
+
+
+class JobLog:
+    """Streams a job's log into job.log while the job runs, and makes the file complete at the end.
+
+    Following a log can end while its job is running, so it starts again where it left off until `finish`.
+    """
+
+    def __init__(self, jobs: RayJobs, submission_id: str, file: Path) -> None:
+        self._jobs = jobs
+        self._submission_id = submission_id
+        self._file = file
+        self._written = 0
+        self._finishing = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name=f"log of {submission_id}", daemon=True)
+
+    def start(self) -> None:
+        self._file.touch()
+        self._thread.start()
+
+    def _follow(self) -> None:
+        while not self._finishing.is_set():
+            try:
+                asyncio.run(self._follow_once())
+            except (RuntimeError, OSError) as error:
+                # aiohttp's errors are OSErrors or come as RuntimeError from Ray; `finish` fetches what is missing.
+                log.debug("following the log of %s ended: %r", self._submission_id, error)
+            self._finishing.wait(1.0)
+
+    async def _follow_once(self) -> None:
+        """Ray sends the whole log from its start: skip what is written already."""
+        seen = 0
+        with self._file.open("a") as file:
+            async for lines in self._jobs.tail(self._submission_id):
+                fresh = lines[max(self._written - seen, 0) :]
+                seen += len(lines)
+                if fresh:
+                    file.write(fresh)
+                    file.flush()
+                    self._written += len(fresh)
+
+    def finish(self) -> None:
+        """Call after the job ended."""
+        self._finishing.set()
+        self._thread.join(timeout=5.0)
+        whole = self._jobs.whole_log(self._submission_id)
+        if whole != self._file.read_text():
+            write_atomically(self._file, whole.encode())
+
+
+def wait_until_ended(jobs: RayJobs, submission_id: str, timeout_s: float) -> JobState:
+    """Poll until the job has ended or the time is over; returns the last state seen."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        state, _ = jobs.state(submission_id)
+        if state in ENDED or time.monotonic() > deadline:
+            return state
+        time.sleep(0.5)

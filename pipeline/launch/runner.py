@@ -1,0 +1,315 @@
+"""Runs a planned sweep: one Ray job after the other, followed to its end, recorded in its run folder."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.launch import jobs as ray_jobs
+from pipeline.launch.capacity import Capacity
+from pipeline.launch.cluster import ClusterError, ClusterSettings, LocalCluster, forget_other_clusters
+from pipeline.launch.display import Display, RunView, display_for
+from pipeline.launch.failure_reason import failure_of
+from pipeline.launch.interrupts import Interrupts
+from pipeline.launch.jobs import ENDED, JobLog, JobSpec, JobState, RayJobs
+from pipeline.launch.kept_runs import LaunchableRun, StudyFolder, prepare_folder
+from pipeline.launch.progress import Progress
+from pipeline.launch.stages import StageReader
+from pipeline.study.records import Failure, Status
+
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How one run ended."""
+
+    run_id: str
+    state: str
+    """"succeeded", "failed" or "stopped"."""
+    reason: str = ""
+    kept: bool = False
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """How a sweep ended."""
+
+    study: StudyFolder
+    runs: Sequence[RunOutcome]
+    signal: int | None = None
+    """The signal that stopped it."""
+
+    @property
+    def exit_status(self) -> int:
+        """0: every run succeeded. 1: a run failed or was stopped. 128 + n: signal n stopped the sweep."""
+        if self.signal is not None:
+            return 128 + self.signal
+        return int(any(run.state != "succeeded" for run in self.runs))
+
+
+@dataclass
+class Sweep:
+    """The runs of one study on one cluster."""
+
+    study: StudyFolder
+    runs: Sequence[LaunchableRun]
+    cluster_config: Mapping[str, Any]
+    entrypoint: Sequence[str] = field(default_factory=lambda: ray_jobs.TRAIN)
+    _outcomes: dict[str, RunOutcome] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._settings = ClusterSettings.from_config(dict(self.cluster_config))
+        self._views = {
+            run.run_id: RunView(run.run_id, Progress(run.folder, run.planned.config.recipe.get("steps")))
+            for run in self.runs
+        }
+
+    def run(self) -> SweepOutcome:
+        """Run what is to be run. Raises ClusterError when there is no cluster to run on, before any folder changes."""
+        title = f"study {self.study.path.name}, results in {self.study.path}"
+        with Interrupts() as interrupts, display_for(list(self._views.values()), title) as display:
+            for run in self.runs:
+                if run.kept:
+                    self._keep(run, display)
+            if any(not run.kept for run in self.runs):
+                self._run_all(interrupts, display)
+            signal = interrupts.signal
+        return SweepOutcome(self.study, [self._outcomes[run.run_id] for run in self.runs], signal)
+
+    def _keep(self, run: LaunchableRun, display: Display) -> None:
+        view = self._views[run.run_id]
+        view.progress.refresh()
+        view.enter("kept", "already succeeded, kept")
+        display.changed(view)
+        self._outcomes[run.run_id] = RunOutcome(run.run_id, "succeeded", kept=True)
+
+    def _run_all(self, interrupts: Interrupts, display: Display) -> None:
+        forget_other_clusters()
+        to_run = [run for run in self.runs if not run.kept]
+        local = None if self._settings.address else LocalCluster(self._settings, _most_workers(to_run))
+        try:
+            address = self._settings.address or self._start(local, interrupts, display)
+            if interrupts.asked:
+                self._do_not_start(to_run, interrupts.reason, display)
+                return
+            jobs = RayJobs(address)
+            capacity = Capacity(address, self._settings.worker_resource)
+            capacity.check(to_run)
+            for run in to_run:
+                prepare_folder(run, self.study)
+            self._one_after_the_other(to_run, jobs, capacity, interrupts, display)
+        finally:
+            if local is not None:
+                self._stop(local, display)
+
+    def _start(self, local: LocalCluster | None, interrupts: Interrupts, display: Display) -> str:
+        assert local is not None
+        display.say(f"starting a Ray cluster on this machine, dashboard {local.address}")
+        began = time.monotonic()
+        local.start()
+        import ray.job_submission  # noqa: F401 - takes a second, while the cluster starts anyway
+
+        while not local.is_ready() and not interrupts.asked:
+            if time.monotonic() - began > self._settings.start_timeout_s:
+                raise ClusterError(
+                    f"Ray did not answer within cluster.start_timeout_s={self._settings.start_timeout_s} s:\n"
+                    f"{local.output_tail()}"
+                )
+            interrupts.pause(0.2)
+            display.tick()
+        if not interrupts.asked:
+            display.say(f"Ray is ready after {time.monotonic() - began:.1f} s; its token is in {local.token_file}")
+        return local.address
+
+    def _stop(self, local: LocalCluster, display: Display) -> None:
+        failed = any(outcome.state == "failed" for outcome in self._outcomes.values())
+        if failed:
+            local.keep_logs(self.study.launcher / "ray_logs")
+            display.say(f"Ray's own logs are kept in {self.study.launcher / 'ray_logs'}")
+        display.say("stopping the Ray cluster")
+        local.stop()
+
+    def _one_after_the_other(
+        self, runs: Sequence[LaunchableRun], jobs: RayJobs, capacity: Capacity, interrupts: Interrupts, display: Display
+    ) -> None:
+        for number, run in enumerate(runs):
+            if interrupts.asked:
+                self._do_not_start(runs[number:], interrupts.reason, display)
+                return
+            _OneRun(run, self._views[run.run_id], self, jobs, capacity, interrupts, display).to_its_end()
+
+    def _do_not_start(self, runs: Sequence[LaunchableRun], reason: str, display: Display) -> None:
+        for run in runs:
+            now = time.time()
+            self.record(
+                run,
+                Status(
+                    state="stopped", reason=f"not started: the sweep was {reason}", attempt=run.attempt,
+                    steps_done=0, started_at=now, ended_at=now,
+                ),
+                display,
+            )  # fmt: skip
+
+    def record(self, run: LaunchableRun, status: Status, display: Display) -> None:
+        """Write the terminal marker (where the run's folder was made) and show how the run ended."""
+        if run.folder.config_file.exists():
+            run.folder.write_status(status)
+        view = self._views[run.run_id]
+        view.took_s = status.ended_at - status.started_at
+        view.enter(status.state, status.reason)
+        self._outcomes[run.run_id] = RunOutcome(run.run_id, status.state, status.reason)
+        display.changed(view)
+
+    @property
+    def settings(self) -> ClusterSettings:
+        return self._settings
+
+
+def _most_workers(runs: Sequence[LaunchableRun]) -> int:
+    return max(run.planned.config.recipe["n_workers"] for run in runs)
+
+
+class _OneRun:
+    """A run from waiting for its resources to its terminal marker."""
+
+    def __init__(
+        self,
+        run: LaunchableRun,
+        view: RunView,
+        sweep: Sweep,
+        jobs: RayJobs,
+        capacity: Capacity,
+        interrupts: Interrupts,
+        display: Display,
+    ) -> None:
+        self._run = run
+        self._view = view
+        self._sweep = sweep
+        self._jobs = jobs
+        self._capacity = capacity
+        self._interrupts = interrupts
+        self._display = display
+        self._submission_id: str | None = None
+        self._started_at = time.time()
+        self._stages = StageReader(run.folder.job_log_file)
+
+    def to_its_end(self) -> None:
+        self._view.started_at = time.monotonic()
+        self._stage("waiting for free workers")
+        free, blocked_by = self._wait_for_resources()
+        if self._interrupts.asked:
+            self._end("stopped", self._interrupts.reason)
+        elif not free:
+            self._end("failed", *_launcher_failure(blocked_by))
+        else:
+            self._follow_job()
+
+    def _wait_for_resources(self) -> tuple[bool, str]:
+        began = time.monotonic()
+        while blocked_by := self._capacity.blocked_by(self._run):
+            self._stage(f"waiting: {blocked_by}")
+            if time.monotonic() - began > self._sweep.settings.free_timeout_s:
+                limit = self._sweep.settings.free_timeout_s
+                return False, f"{blocked_by}, still after cluster.free_timeout_s={limit:g} s"
+            self._interrupts.pause(1.0)
+            if self._interrupts.asked:
+                break
+            self._display.tick()
+        return True, ""
+
+    def _follow_job(self) -> None:
+        spec = self._spec()
+        try:
+            self._jobs.submit(spec)
+        except (RuntimeError, OSError) as error:
+            self._end("failed", *_launcher_failure(f"Ray refused the job: {error}"))
+            return
+        self._submission_id = spec.submission_id
+        self._stage("job submitted")
+        log = JobLog(self._jobs, spec.submission_id, self._run.folder.job_log_file)
+        log.start()
+        try:
+            state, message = self._until_ended(spec.submission_id)
+            log.finish()
+            self._capacity.remember(self._jobs.driver_job_id(spec.submission_id))
+        except OSError as error:
+            self._end("failed", *_launcher_failure(f"the Ray cluster does not answer any more ({error})"))
+            return
+        self._progress()
+        if state == "failed":
+            failure = failure_of(self._run.folder, message)
+            self._end("failed", failure.error, failure)
+        elif state == "succeeded":
+            self._end("succeeded")
+        else:
+            self._end("stopped", self._interrupts.reason or f"stopped from outside: {message}")
+
+    def _spec(self) -> JobSpec:
+        config = self._run.planned.config
+        return JobSpec(
+            # Ray refuses an id twice in a cluster's life, and a cluster may outlive results/: hence the time.
+            submission_id=f"{self._run.run_id}-a{self._run.attempt}-{int(self._started_at)}",
+            run_folder=self._run.folder.path,
+            env={name: str(value) for name, value in config.cluster["env"].items()},
+            metadata={
+                "study": config.study_name,
+                "arm": self._run.planned.arm,
+                "seed": str(config.seed),
+                "pair": config.pair,
+            },
+            entrypoint=self._sweep.entrypoint,
+        )
+
+    def _until_ended(self, submission_id: str) -> tuple[JobState, str]:
+        """Raises OSError when the cluster does not answer for a minute."""
+        while True:
+            state, message = self._jobs.state(submission_id)
+            if state in ENDED:
+                return state, message
+            if self._interrupts.asked:
+                return self._stop_job(submission_id)
+            self._progress()
+            self._display.tick()
+            self._interrupts.pause(_POLL_S)
+
+    def _stop_job(self, submission_id: str) -> tuple[JobState, str]:
+        self._display.say(f"{self._run.run_id}: stopping the job")
+        self._jobs.stop(submission_id)
+        limit = self._sweep.settings.stop_timeout_s
+        state = ray_jobs.wait_until_ended(self._jobs, submission_id, limit)
+        if state not in ENDED:
+            self._display.say(f"{self._run.run_id}: the job has not ended within cluster.stop_timeout_s={limit:g} s")
+        return (state if state == "succeeded" else "stopped"), ""
+
+    def _progress(self) -> None:
+        view = self._view
+        stepped = view.progress.refresh()
+        if stepped:
+            if view.state == "starting":
+                assert view.started_at is not None
+                view.start_up_s = time.monotonic() - view.started_at - (view.progress.step_s or 0.0)
+                view.enter("running")
+            self._display.stepped(view)
+        elif view.state == "starting" and (stage := self._stages.read()):
+            self._stage(stage)
+
+    def _stage(self, stage: str) -> None:
+        if (self._view.state, self._view.stage) != ("starting", stage):
+            self._view.enter("starting", stage)
+            self._display.changed(self._view)
+
+    def _end(self, state: Any, reason: str = "", failure: Failure | None = None) -> None:
+        self._sweep.record(
+            self._run,
+            Status(
+                state=state, reason=reason, failure=failure, attempt=self._run.attempt,
+                submission_id=self._submission_id, steps_done=self._view.progress.step,
+                started_at=self._started_at, ended_at=time.time(),
+            ),
+            self._display,
+        )  # fmt: skip
+
+
+def _launcher_failure(reason: str) -> tuple[str, Failure]:
+    return reason, Failure(error=reason, where="launcher", time=time.time())
