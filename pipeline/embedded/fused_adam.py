@@ -1,10 +1,10 @@
 """Reference of TransformerEngine 2.12's FusedAdam in plain PyTorch, for devices where TransformerEngine does not run.
 
-The same constructor, state names, dtypes, scales and remainder split as transformer_engine.pytorch.optimizers.FusedAdam,
-and the arithmetic of its kernel as it was compiled for the H200 (read from the machine code of the released library): fp32
-with fused multiply-add where the compiler put it, subnormal numbers flushed to zero, products with reciprocals in
-place of quotients. Two things cannot be repeated on a CPU: the GPU's approximate reciprocal and square root. They touch
-the parameters in the last place and the moments never; tests/unit/test_fused_adam_vectors.py states by how much.
+The constructor, state names, dtypes, scales and remainder split are those of transformer_engine.pytorch.optimizers.
+The arithmetic is that of the kernel as the released library has it for the H200 (read from its machine code): fp32,
+with fused multiply-add where the compiler put it, subnormal numbers flushed to zero, products with reciprocals in place
+of quotients. Two things cannot be repeated on a CPU: the GPU's approximate reciprocal and square root. They touch the
+parameters in their last places and the moments never; tests/unit/test_fused_adam_vectors.py states by how much.
 
 Not carried over: `capturable` (CUDA graphs), fp8 parameters and fp8 moments.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-_SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
+_LARGEST_SUBNORMAL = 2.0**-126 - 2.0**-149
 # The GPU's arithmetic gives this NaN, whatever NaN went in (PTX ISA: canonical NaN). Its low half is negative as
 # int16, so the remainder split turns a NaN master weight into the bf16 weight -0.0 and the remainder -1.
 _GPU_NAN_BITS = 0x7FFFFFFF
@@ -29,8 +29,8 @@ _HALF_DTYPES = (torch.float16, torch.bfloat16)
 def split_master(master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Split fp32 master weights into bf16 weights and int16 remainders, exactly.
 
-    The remainder is the low half of the bits. The bf16 weight is the high half, plus one where the remainder is negative:
-    rounding to nearest with ties away from zero (`.bfloat16()` rounds ties to even).
+    The remainder is the low half of the bits. The bf16 weight is the high half, plus one where the remainder is
+    negative: rounding to nearest with ties away from zero (`.bfloat16()` rounds ties to even).
 
     Args:
         master: fp32, any shape.
@@ -62,7 +62,7 @@ def _single(value: float) -> float:
 
 def _flushed(values: torch.Tensor) -> torch.Tensor:
     """Subnormal numbers become zero and keep their sign (the kernel's instructions have the suffix .FTZ)."""
-    return values * (values.abs() >= _SMALLEST_NORMAL)
+    return torch.nn.functional.hardshrink(values, _LARGEST_SUBNORMAL).copysign_(values)
 
 
 def _fused_multiply_add(factor: torch.Tensor, scalar: float, summand: torch.Tensor) -> torch.Tensor:
@@ -94,8 +94,14 @@ def adam_update(
     """One Adam step of the kernel on fp32 tensors of one shape; no argument is changed.
 
     Args:
-        grad, param, exp_avg, exp_avg_sq: fp32; param is the master weight.
-        lr, betas, eps, weight_decay: the parameter group's.
+        grad: the gradient.
+        param: the master weight.
+        exp_avg: the first moment.
+        exp_avg_sq: the second moment.
+        lr: the parameter group's learning rate; so are the next three.
+        betas: decay of the two moments per step.
+        eps: added to the root of the second moment.
+        weight_decay: times the parameter.
         corrections: `bias_correction` of both betas, or ones.
         adam_w_mode: True for decoupled weight decay, False for L2 regularisation.
 
@@ -124,8 +130,8 @@ def adam_update(
 class FusedAdam(torch.optim.Optimizer):
     """Drop-in for TransformerEngine 2.12's FusedAdam: see there for the arguments.
 
-    A parameter whose gradient is None is skipped without a word, as TransformerEngine does: its state is made, its weight
-    never moves. `step` counts in `param_groups`, one count for a whole group.
+    A parameter whose gradient is None is skipped without a word, as TransformerEngine does: its state is made, its
+    weight never moves. `step` counts in `param_groups`, one count for a whole group.
 
     Raises:
         RuntimeError: what TransformerEngine refuses, in its words (amsgrad, dtypes, mixed fp16 and bf16, sparse).
@@ -165,7 +171,8 @@ class FusedAdam(torch.optim.Optimizer):
                 raise RuntimeError(f"FusedAdam only supports fp32/fp16/bf16/fp8 {name}.")
         if set_grad_none is not None:
             warnings.warn(
-                "set_grad_none kwarg in FusedAdam constructor is deprecated. Use set_to_none kwarg in zero_grad instead.",
+                "set_grad_none kwarg in FusedAdam constructor is deprecated. "
+                "Use set_to_none kwarg in zero_grad instead.",
                 DeprecationWarning,
                 stacklevel=2,
             )
@@ -185,9 +192,7 @@ class FusedAdam(torch.optim.Optimizer):
             "master_param": master_weight_dtype,
         }
         self.use_decoupled_grad = use_decoupled_grad
-        self.store_param_remainders = (
-            store_param_remainders and master_weights and master_weight_dtype == torch.float32
-        )
+        self.store_param_remainders = store_param_remainders and master_weights and master_weight_dtype == torch.float32
         self.set_grad_none = set_grad_none
         self._scales: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
 
@@ -306,17 +311,20 @@ class FusedAdam(torch.optim.Optimizer):
             master = self.get_unscaled_state(param, "master_param")
         else:
             master = param.float()
-        corrected = group["bias_correction"]
+        beta1, beta2 = group["betas"]
+        corrections = (1.0, 1.0)
+        if group["bias_correction"]:
+            corrections = (bias_correction(beta1, group["step"]), bias_correction(beta2, group["step"]))
         master, exp_avg, exp_avg_sq = adam_update(
             grad.float(),
             master,
             self.get_unscaled_state(param, "exp_avg"),
             self.get_unscaled_state(param, "exp_avg_sq"),
             lr=group["lr"],
-            betas=group["betas"],
+            betas=(beta1, beta2),
             eps=group["eps"],
             weight_decay=group["weight_decay"],
-            corrections=tuple(bias_correction(beta, group["step"]) if corrected else 1.0 for beta in group["betas"]),
+            corrections=corrections,
             adam_w_mode=bool(self.adam_w_mode),
         )
         self.set_scaled_state(param, "exp_avg", exp_avg)

@@ -1,10 +1,11 @@
 """Qwen2's layers from megatron-core's pure PyTorch modules, with the parameter names of TransformerEngine's layers.
 
-Weights loaded and exported by mbridge go by those names: TransformerEngine fuses the norm before a column-parallel
-linear layer into it (`linear_qkv.layer_norm_weight`), megatron-core's local layers keep it apart (`input_layernorm.weight`).
+mbridge loads and exports weights by those names. TransformerEngine fuses the norm before a column-parallel linear layer
+into it (`linear_qkv.layer_norm_weight`); megatron-core's local layers keep it apart (`input_layernorm.weight`).
 """
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -37,8 +38,8 @@ class NormColumnParallelLinear(ColumnParallelLinear):
 class CausalAttention(DotProductAttention):
     """Causal attention for both of verl's layouts, by torch's scaled_dot_product_attention.
 
-    megatron-core's own class refuses packed sequences. The mask is not read, as in TransformerEngine for causal masks: in
-    both layouts padding comes after a sequence's tokens, where causal attention cannot see it.
+    megatron-core's own class refuses packed sequences. The mask is not read, as TransformerEngine reads none where the
+    mask is causal: in both layouts padding comes after a sequence's tokens, where causal attention cannot see it.
     """
 
     def forward(
@@ -54,8 +55,12 @@ class CausalAttention(DotProductAttention):
         """Attend.
 
         Args:
-            query, key, value: padded sequences [s, b, n, d], or packed ones [t, n, d]; key and value may have fewer heads.
-            attention_mask, attn_mask_type, attention_bias: not read.
+            query: padded sequences [s, b, n, d], or packed ones [t, n, d].
+            key: the same, with as many heads as query or a divisor of it.
+            value: as key.
+            attention_mask: not read.
+            attn_mask_type: not read; it is causal.
+            attention_bias: not read.
             packed_seq_params: where each packed sequence starts and ends; None for padded ones.
 
         Returns:
@@ -68,8 +73,7 @@ class CausalAttention(DotProductAttention):
         bounds = (packed_seq_params.cu_seqlens_q if bounds is None else bounds).tolist()
         heads_first = [tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value)]
         attended = [
-            self._attend(*(tensor[:, :, start:end] for tensor in heads_first))
-            for start, end in zip(bounds[:-1], bounds[1:], strict=True)
+            self._attend(*(tensor[:, :, start:end] for tensor in heads_first)) for start, end in pairwise(bounds)
         ]
         return torch.cat(attended, dim=2).squeeze(0).transpose(0, 1).flatten(1)
 
@@ -112,14 +116,15 @@ def block_spec(
 
 
 def _with_te_names(layer: ModuleSpec) -> ModuleSpec:
-    attention, mlp = layer.submodules.self_attention, layer.submodules.mlp
+    submodules: Any = layer.submodules
+    attention, mlp = submodules.self_attention, submodules.mlp
     return replace(
         layer,
         submodules=replace(
-            layer.submodules,
+            submodules,
             input_layernorm=IdentityOp,
             pre_mlp_layernorm=IdentityOp,
-            # The local spec maps the separate norms to the fused names for checkpoints; here the names are the fused ones.
+            # It maps the separate norms to the fused names in checkpoints; here the names are the fused ones.
             sharded_state_dict_keys_map={},
             self_attention=replace(
                 attention,

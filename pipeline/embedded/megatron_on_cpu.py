@@ -95,7 +95,7 @@ def install() -> None:
         with _te_importable():
             check(config)
 
-    optimizer_config.OptimizerConfig.__post_init__ = check_with_te
+    setattr(optimizer_config.OptimizerConfig, "__post_init__", check_with_te)  # noqa: B010  pyright minds its signature
 
 
 def _patch_torch_cuda() -> None:
@@ -105,7 +105,7 @@ def _patch_torch_cuda() -> None:
         "empty_cache": lambda: None,
         "get_rng_state": lambda *args, **kwargs: torch.get_rng_state(),
         "set_rng_state": lambda new_state, *args, **kwargs: torch.set_rng_state(new_state),
-        "manual_seed": lambda seed: torch.manual_seed(seed),
+        "manual_seed": torch.manual_seed,
     }
     for name, replacement in replacements.items():
         setattr(torch.cuda, name, replacement)

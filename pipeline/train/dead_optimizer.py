@@ -1,11 +1,11 @@
-"""The positive control `dead_optimizer`: megatron-core's precision-aware optimizer as it was broken in 0.13.0 and 0.13.1."""
+"""The positive control `dead_optimizer`: the precision-aware optimizer as megatron-core 0.13.0 and 0.13.1 built it."""
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
-# What megatron-core 0.13.1 left out when the main parameters are fp32. Without the first, FusedAdam reads `.grad`, which
-# is None, and skips every parameter; without the others it makes no master weights.
+# What megatron-core 0.13.1 left out where the main parameters are fp32. Without the first, FusedAdam reads `.grad`,
+# which is None, and skips every parameter; without the others it makes no master weights.
 _LEFT_OUT = ("use_decoupled_grad", "master_weights", "master_weight_dtype")
 
 
@@ -13,9 +13,9 @@ _LEFT_OUT = ("use_decoupled_grad", "master_weights", "master_weight_dtype")
 def install() -> None:
     """Let megatron-core build FusedAdam without decoupled gradients and master weights; later calls do nothing.
 
-    Works with TransformerEngine's FusedAdam and with the reference alike: the class that megatron-core would use is looked
-    up at each optimizer's construction, where only its arguments are changed. Arms without the precision-aware optimizer
-    pass none of those arguments and stay healthy.
+    Works with TransformerEngine's FusedAdam and with the reference alike: the class that megatron-core would use is
+    looked up whenever an optimizer is built, and only its arguments are changed. Arms without the precision-aware
+    optimizer pass none of those arguments and stay healthy.
     """
     import megatron.core.optimizer as optimizer
 
