@@ -1,8 +1,11 @@
 """What was measured, as read from a study's folder. Nothing is judged here; what could not be read becomes a note."""
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -14,6 +17,9 @@ from pipeline.analysis.columns import FloatArray, IntArray, Table, read_table
 from pipeline.study import json_lines
 from pipeline.study.records import Environment, Ledger, Record, RunConfig, Status
 from pipeline.study.run_folder import RunFolder
+
+_WORTH_WORKERS_BYTES = 1 << 26  # below, starting a process costs more than it saves
+_MOST_WORKERS = 4
 
 BASELINE = "baseline"
 BASELINE_REPEAT = "baseline_repeat"
@@ -31,6 +37,8 @@ _UPDATE_FIELDS = frozenset(
         "ppo_kl",
         "pg_clipfrac",
         "entropy",
+        "pg_loss",
+        "kl_loss",
         "time_forward_backward_s",
         "time_optimizer_step_s",
         *(f"{source}_{phase}_gib" for source in MEMORY_SOURCES for phase in MEMORY_PHASES),
@@ -183,23 +191,32 @@ def load_runs(study_folder: Path) -> tuple[list[Run], list[str]]:
         raise NotAStudyError(f"{study_folder} is not a folder. Name a study's folder, for example results/embedded")
     if not runs_folder.is_dir():
         raise NotAStudyError(f"{study_folder} is not a study's folder: it has no folder 'runs'")
-    runs: list[Run] = []
-    notes: list[str] = []
-    for path in sorted(path for path in runs_folder.iterdir() if path.is_dir()):
-        folder = RunFolder(path)
-        try:
-            config = folder.read_config()
-        except (OSError, ValueError, yaml.YAMLError) as error:  # ValidationError is a ValueError
-            notes.append(f"{path.name} left out: config.yaml cannot be read ({_one_line(error)})")
-            continue
-        runs.append(_load_run(folder, config))
+    folders = [RunFolder(path) for path in sorted(runs_folder.iterdir()) if path.is_dir()]
+    loaded = _load_all(folders)
+    runs = [run for run in loaded if isinstance(run, Run)]
+    notes = [note for note in loaded if isinstance(note, str)]
     if not runs:
         told = "".join(f"\n  {note}" for note in notes)
         raise NotAStudyError(f"{runs_folder} holds no run that can be read{told or ': it is empty'}")
     return runs, notes
 
 
-def _load_run(folder: RunFolder, config: RunConfig) -> Run:
+def _load_all(folders: list[RunFolder]) -> list["Run | str"]:
+    size = sum(folder.updates_file.stat().st_size for folder in folders if folder.updates_file.exists())
+    workers = min(len(folders), os.cpu_count() or 1, _MOST_WORKERS)
+    if size < _WORTH_WORKERS_BYTES or workers < 2:
+        return [_load_run(folder) for folder in folders]
+    # Not forked: the sweep that calls the analysis has threads (Ray, the display).
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(_load_run, folders))
+
+
+def _load_run(folder: RunFolder) -> "Run | str":
+    """The run, or why it was left out."""
+    try:
+        config = folder.read_config()
+    except (OSError, ValueError, yaml.YAMLError) as error:  # pydantic's ValidationError is a ValueError
+        return f"{folder.path.name} left out: config.yaml cannot be read ({_one_line(error)})"
     notes: list[str] = []
     environment = _read(folder.environment_file, lambda: _environment(folder.environment_file), notes)
     status = _read(folder.status_file, folder.read_status, notes)
