@@ -16,6 +16,7 @@ from copy import deepcopy
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 
 _LARGEST_SUBNORMAL = 2.0**-126 - 2.0**-149
@@ -57,7 +58,7 @@ def _low_half(bits: torch.Tensor) -> torch.Tensor:
 
 def _single(value: float) -> float:
     """`value` rounded to fp32, as an argument of the kernel is."""
-    return torch.tensor(value, dtype=torch.float32).item()
+    return float(np.float32(value))
 
 
 def _flushed(values: torch.Tensor) -> torch.Tensor:

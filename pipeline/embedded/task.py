@@ -1,0 +1,51 @@
+"""The tiny task: the larger or the smaller of two digits. Its reward, and its parquet files in verl's format."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+_TEST_SHARE = 0.1
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None = None, **_: Any
+) -> float:
+    """1.0 for the right digit, 0.1 for another digit, 0.0 for anything else. Called by verl's reward loop."""
+    answer = solution_str.strip()
+    if answer == ground_truth:
+        return 1.0
+    return 0.1 if len(answer) == 1 and answer.isdigit() else 0.0
+
+
+def constant_score(*_: Any, **__: Any) -> float:
+    """The control's reward: the same for every response, so that no group prefers one."""
+    return 0.5
+
+
+def problems() -> list[tuple[str, str]]:
+    """All questions with their answers, each once: prompts of a batch must be distinct (the rollout seeds by prompt)."""
+    pairs = [(a, b) for a in range(10) for b in range(10)]
+    return [(f"max {a} {b}", str(max(a, b))) for a, b in pairs] + [(f"min {a} {b}", str(min(a, b))) for a, b in pairs]
+
+
+def write_parquet(folder: Path) -> None:
+    """train.parquet and test.parquet under `folder`, always the same split."""
+    shuffled = problems()
+    random.Random(0).shuffle(shuffled)
+    test_size = int(len(shuffled) * _TEST_SHARE)
+    for split, part in (("test", shuffled[:test_size]), ("train", shuffled[test_size:])):
+        pd.DataFrame([_row(question, answer, split, i) for i, (question, answer) in enumerate(part)]).to_parquet(
+            folder / f"{split}.parquet"
+        )
+
+
+def _row(question: str, answer: str, split: str, index: int) -> dict[str, Any]:
+    return {
+        "data_source": "pipeline/larger_or_smaller_digit",
+        "prompt": [{"role": "user", "content": question}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": answer},
+        "extra_info": {"split": split, "index": index},
+    }

@@ -1,0 +1,128 @@
+"""A Qwen2 small enough for two cores, made on first use: same bytes on the same versions, nothing downloaded.
+
+GRPO from random weights would need thousands of steps. A short supervised phase teaches the task together with bad
+habits: most of the answers that it sees last are noise. What is left for GRPO is to prefer the right answers, which it
+does within a few steps, so that reward moves and parity means something.
+"""
+
+import hashlib
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from pipeline.embedded import task
+
+_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+# Byte-level names: AutoTokenizer rebuilds a byte-level Qwen2 tokenizer for this model type. verl needs the newline
+# ("Ċ") to be one token; "Ġ" is the space.
+_CHARACTERS = "0123456789+-=?ĠĊabcdefghijklmnopqrstuvwxyz"
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_CLEAN_STEPS = 90
+_NOISY_STEPS = 40
+_SUPERVISED_BATCH = 32
+_LEARNING_RATE = 2e-3
+_NOISE_SHARE = 0.6
+_NOISE = "0123456789abcdefghij"
+_VOCABULARY = 64
+
+
+def make_assets(folder: Path) -> None:
+    """Model, tokenizer and parquet files under `folder`, unless they are there. Takes about 10 s on one core.
+
+    Made again where the makers (this file, the task, torch, transformers) have changed.
+    """
+    makers, made_by = _makers(), folder / "made_by"
+    if made_by.exists() and made_by.read_text() == makers:
+        return
+    print(f"making the tiny model and its task in {folder}", flush=True)
+    work = folder.with_name(f"{folder.name}.{os.getpid()}")
+    work.mkdir(parents=True)
+    tokenizer = _tokenizer()
+    tokenizer.save_pretrained(work / "model")
+    _supervised(tokenizer).save_pretrained(work / "model")
+    task.write_parquet(work)
+    (work / "made_by").write_text(makers)
+    shutil.rmtree(folder, ignore_errors=True)
+    work.rename(folder)
+
+
+def _makers() -> str:
+    sources = b"".join(Path(module).read_bytes() for module in (__file__, task.__file__))
+    return f"{hashlib.sha256(sources).hexdigest()} torch {torch.__version__} transformers {transformers.__version__}"
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {token: index for index, token in enumerate([*_SPECIAL, *_CHARACTERS])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=list(_SPECIAL),
+        chat_template=_CHAT_TEMPLATE,
+    )
+
+
+def model_config(tokenizer: Any) -> Qwen2Config:
+    """Qwen2 with 2 layers of width 128: about 0.3 million parameters."""
+    return Qwen2Config(
+        vocab_size=_VOCABULARY,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="bfloat16",
+    )
+
+
+def _supervised(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    noise = random.Random(0)
+    model = Qwen2ForCausalLM(model_config(tokenizer)).float()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)
+    prompts = [_prompt(tokenizer, question) for question, _ in task.problems()]
+    answers = [answer for _, answer in task.problems()]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the same sums in the same order wherever this runs
+    try:
+        for step in range(_CLEAN_STEPS + _NOISY_STEPS):
+            shown = answers if step < _CLEAN_STEPS else [_noisy(answer, noise) for answer in answers]
+            rows = noise.sample(range(len(prompts)), _SUPERVISED_BATCH)
+            responses = [[*tokenizer.convert_tokens_to_ids([shown[row]]), tokenizer.eos_token_id] for row in rows]
+            tokens = torch.tensor([prompts[row] + response for row, response in zip(rows, responses, strict=True)])
+            labels = tokens.clone()
+            labels[:, : len(prompts[0])] = -100
+            loss = model(input_ids=tokens, labels=labels).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    finally:
+        torch.set_num_threads(threads)
+    return model.to(torch.bfloat16)
+
+
+def _prompt(tokenizer: PreTrainedTokenizerFast, question: str) -> list[int]:
+    message = [{"role": "user", "content": question}]
+    return list(tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False))
+
+
+def _noisy(answer: str, noise: random.Random) -> str:
+    return noise.choice(_NOISE) if noise.random() < _NOISE_SHARE else answer

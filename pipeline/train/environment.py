@@ -1,0 +1,91 @@
+"""What a run ran on: versions, git state, hardware, stand-ins."""
+
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import psutil
+
+from pipeline.study.records import Environment
+
+_PACKAGES = (
+    "verl",
+    "megatron-core",
+    "mbridge",
+    "torch",
+    "transformer-engine",
+    "sglang",
+    "ray",
+    "transformers",
+    "tensordict",
+    "TransferQueue",
+    "wandb",
+    "hydra-core",
+    "numpy",
+)
+_STAND_INS = [
+    "optimizer kernel: a PyTorch reference of TransformerEngine's FusedAdam",
+    "rollout engine: a Hugging Face server in place of SGLang",
+    "layers: megatron-core's local layers in place of TransformerEngine's",
+    "attention: PyTorch's scaled_dot_product_attention in place of TransformerEngine's",
+]
+
+
+def find_environment(verl_platform: str) -> Environment:
+    """Look around in this process. verl_platform: "cpu" (stand-ins in place) or anything else (a GPU, none)."""
+    on_cpu = verl_platform.lower() == "cpu"
+    return Environment(
+        platform=cast(Literal["cpu", "cuda"], "cpu" if on_cpu else "cuda"),
+        python=platform.python_version(),
+        packages={name: version for name in _PACKAGES if (version := _version(name))},
+        git=_git_state(Path(__file__).parents[2]),
+        hardware={
+            "processor": _processor(),
+            "cores": psutil.cpu_count(),
+            "memory_gib": round(psutil.virtual_memory().total / 1024**3, 2),
+            "gpus": [] if on_cpu else _gpus(),
+        },
+        stand_ins=list(_STAND_INS) if on_cpu else [],
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_state(checkout: Path) -> dict[str, Any]:
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(checkout), *arguments], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        return {}  # not a checkout (an installed copy), or no git
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def _gpus() -> list[dict[str, Any]]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    return [
+        {
+            "name": pynvml.nvmlDeviceGetName(handle),
+            "memory_gib": round(float(pynvml.nvmlDeviceGetMemoryInfo(handle).total) / 1024**3, 2),
+        }
+        for handle in handles
+    ]
