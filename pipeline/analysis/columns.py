@@ -16,6 +16,7 @@ import numpy.typing as npt
 import orjson
 
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
 
 _NON_FINITE = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}
@@ -58,7 +59,7 @@ class Table:
         found = self.columns.get(name)
         return np.full(len(self), np.nan) if found is None else found
 
-    def where(self, keep: npt.NDArray[np.bool_]) -> "Table":
+    def where(self, keep: BoolArray) -> "Table":
         """The rows marked in `keep`."""
         return Table({name: values[keep] for name, values in self.columns.items()}, self.labels, self.non_finite)
 
@@ -101,7 +102,8 @@ class _Reader:
         if set(map(type, parsed)) - {dict}:
             numbers, parsed = self._objects(numbers, parsed)
         shapes: dict[tuple[str, ...], tuple[list[int], list[dict[str, Any]]]] = {}
-        for number, row, shape in zip(numbers, parsed, map(tuple, parsed), strict=True):
+        for number, row in zip(numbers, parsed, strict=True):
+            shape: tuple[str, ...] = tuple(row)
             if (group := shapes.get(shape)) is None:
                 group = shapes[shape] = ([], [])
             group[0].append(number)

@@ -155,7 +155,7 @@ class Study:
     @cached_property
     def arms(self) -> list[str]:
         """The arms that ran: the baseline and its repetition first, then by name."""
-        return sorted({run.arm for run in self.runs}, key=_arm_order)
+        return sorted({run.arm for run in self.runs}, key=arm_order)
 
     @property
     def treatments(self) -> list[str]:
@@ -177,7 +177,8 @@ class Study:
         return self.runs[0].config.gates_hash
 
 
-def _arm_order(arm: str) -> tuple[int, int, str]:
+def arm_order(arm: str) -> tuple[int, int, str]:
+    """The order of arms everywhere: the baseline and its repetition first, then the short names before the long."""
     return (0 if arm == BASELINE else 1 if arm == BASELINE_REPEAT else 2, len(arm), arm)
 
 

@@ -1,0 +1,94 @@
+"""What an arm saves, beside what it can save. More than it can explain is an alarm, not a success."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pipeline.analysis.ledger import RunLedger, predict_and_compare
+from pipeline.analysis.load import Pair, Run
+from pipeline.analysis.memory import MemoryDifference
+from pipeline.analysis.treatment import check_treatment, kind_words
+
+SavingsOutcome = Literal["as predicted", "less than predicted", "alarm", "not measured"]
+
+_TOLERANCE = 0.05  # bytes per parameter; tensors are counted, not estimated, so this covers rounding alone
+_ALLOCATOR_TOLERANCE = 0.10  # share of the expected saving; the allocator rounds block sizes up
+_ALLOCATOR_FLOOR_GIB = 0.05
+
+
+@dataclass(frozen=True)
+class Savings:
+    """Bytes per trainable parameter that the arm has less than its baseline, and the same per rank in GiB."""
+
+    outcome: SavingsOutcome
+    sentence: str
+    explained: float | None = None
+    """What the arm's dtypes can save: predicted baseline minus predicted treatment."""
+    found: float | None = None
+    gib_per_rank: list[tuple[int, float, float]] = field(default_factory=list[tuple[int, float, float]])
+    """(rank, explained, found)."""
+
+
+def judge_savings(pairs: list[Pair], memory: list[MemoryDifference]) -> Savings:
+    """Judge one treatment arm, from all its pairs: an arm that did not take effect must still raise its alarm."""
+    judged = [
+        (pair, baseline, treatment)
+        for pair in pairs
+        if (baseline := predict_and_compare(pair.baseline)) and (treatment := predict_and_compare(pair.treatment))
+    ]
+    if not judged:
+        return Savings("not measured", "no pair has a ledger on both sides")
+    # The pair that saves most: one run with missing masters is an alarm, however many others are as they should be.
+    pair, baseline, treatment = max(judged, key=lambda item: item[1].found - item[2].found)
+    explained, found = baseline.predicted - treatment.predicted, baseline.found - treatment.found
+    alarms = [*_alarms(pair.treatment, treatment, explained, found), *_allocator_alarms(baseline, treatment, memory)]
+    per_rank = [
+        (
+            rank,
+            baseline.gib("predicted", rank) - treatment.gib("predicted", rank),
+            _found_gib(baseline, treatment, rank),
+        )
+        for rank in sorted({row.rank for row in baseline.rows} & {row.rank for row in treatment.rows})
+    ]
+    told = f"{found:.2f} bytes per parameter saved, {explained:.2f} explained by the arm's dtypes"
+    if alarms:
+        return Savings("alarm", f"{told}: {'; '.join(alarms)}", explained, found, per_rank)
+    least = min(item[1].found - item[2].found for item in judged)
+    if least < explained - _TOLERANCE:
+        told = f"{least:.2f} bytes per parameter saved, {explained:.2f} predicted"
+        return Savings("less than predicted", told, explained, least, per_rank)
+    return Savings("as predicted", told, explained, found, per_rank)
+
+
+def _found_gib(baseline: RunLedger, treatment: RunLedger, rank: int) -> float:
+    return baseline.gib("found", rank) - treatment.gib("found", rank)
+
+
+def _alarms(run: Run, ledger: RunLedger, explained: float, found: float) -> list[str]:
+    alarms: list[str] = []
+    if found > explained + _TOLERANCE:
+        missing = [
+            kind_words(kind)
+            for kind in dict.fromkeys(row.kind for row in ledger.rows)
+            if ledger.per_parameter("found", kind) < ledger.per_parameter("predicted", kind) - _TOLERANCE
+        ]
+        alarms.append(
+            f"{found - explained:.2f} bytes more than this arm can save"
+            + (f", because {' and '.join(missing)} are missing or smaller than they must be" if missing else "")
+        )
+    check = check_treatment(run)
+    if found > _TOLERANCE and check.outcome == "not in effect":
+        alarms.append(f"the state is not what the arm demands ({check.sentence})")
+    return alarms
+
+
+def _allocator_alarms(baseline: RunLedger, treatment: RunLedger, memory: list[MemoryDifference]) -> list[str]:
+    """The allocator must not save more than the tensors that were counted. (RSS is too noisy to be held to this.)"""
+    steady = [item for item in memory if item.source == "allocated" and item.phase == "after_update"]
+    if not steady:
+        return []
+    ranks = {row.rank for row in baseline.rows} & {row.rank for row in treatment.rows}
+    counted = sum(_found_gib(baseline, treatment, rank) for rank in ranks) / len(ranks)
+    saved = -steady[0].difference
+    if saved <= counted + max(_ALLOCATOR_TOLERANCE * abs(counted), _ALLOCATOR_FLOOR_GIB):
+        return []
+    return [f"the allocator holds {saved:.2f} GiB less per rank, the counted tensors explain {counted:.2f} GiB"]
