@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pipeline.callbacks import ledger as ledger_walk
-from pipeline.callbacks.liveness import EveryElement, Liveness
+from pipeline.callbacks.liveness import probe_for
 from pipeline.callbacks.memory import GIB, PhaseMemory, reader_for
 from pipeline.callbacks.policy_drift import mini_batch_drift
 from pipeline.study import json_lines
@@ -29,8 +29,7 @@ class EngineObserver:
         self._reader = reader_for(self._device)
         self._memory = PhaseMemory(self._reader)
         self._after_load_gib = self._reader.now_bytes() / GIB
-        self._liveness = EveryElement(self._parameters())
-        self._found: Liveness | None = None
+        self._liveness = probe_for(self._parameters())
         self._update = 0
         self._step = 1
         self._mini_batch = 0
@@ -68,12 +67,14 @@ class EngineObserver:
         self._row["time_optimizer_step_s"] = self._now() - self._started
         # Before the comparison below, which needs memory of its own.
         self._row.update(self._memory.end_optimizer_step())
-        self._found = self._liveness.after_step()
+        found = self._liveness.after_step()
         self._row.update(
-            liveness=self._found.share,
-            elements_changed=self._found.elements_changed,
-            elements=self._found.elements,
-            liveness_method=self._found.method,
+            liveness=found.share,
+            elements_changed=found.elements_changed,
+            elements=found.elements,
+            tensors=found.tensors,
+            tensors_still=found.tensors_still,
+            liveness_method=found.method,
             grad_norm=float(grad_norm),
         )
 

@@ -28,8 +28,9 @@ def recording_failure(where: str, rank: int | None = None) -> Iterator[None]:
 
 def record_failure(folder: RunFolder, error: BaseException, where: str, rank: int | None = None) -> None:
     """Write failure.json; a file that is there stays (the first failure is the cause of the others)."""
+    cause = getattr(error, "cause", None) or error  # Ray wraps what a remote function raised
     failure = Failure(
-        error=f"{type(error).__name__}: {error}".strip().splitlines()[0],
+        error=f"{type(cause).__name__}: {cause}".strip().splitlines()[0],
         where=where,
         rank=rank,
         traceback="".join(traceback.format_exception(error)),

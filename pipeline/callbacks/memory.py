@@ -54,7 +54,11 @@ class HostMemory:
 
 
 class CudaMemory:
-    """torch's caching allocator on the current device, NVML for the device as a whole."""
+    """torch's caching allocator on the current device, NVML for the device as a whole.
+
+    verl logs torch's peaks as peaks of the whole run ("perf/max_memory_allocated_gb"). Resetting them for each phase
+    must not change that, so torch's two functions answer with the highest value before any reset from here on.
+    """
 
     source: Literal["allocated"] = "allocated"
 
@@ -65,6 +69,10 @@ class CudaMemory:
         uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
         self._nvml = pynvml
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        self._peaks = (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)
+        self._highest = [0, 0]
+        torch.cuda.max_memory_allocated = lambda device=None: max(self._highest[0], self._peaks[0](device))
+        torch.cuda.max_memory_reserved = lambda device=None: max(self._highest[1], self._peaks[1](device))
 
     def total_bytes(self) -> int:
         return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
@@ -73,9 +81,10 @@ class CudaMemory:
         return torch.cuda.memory_allocated()
 
     def peak_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated()
+        return self._peaks[0]()
 
     def reset_peak(self) -> None:
+        self._highest = [max(old, peak()) for old, peak in zip(self._highest, self._peaks, strict=True)]
         torch.cuda.reset_peak_memory_stats()
 
     def extra_gib(self) -> dict[str, float]:
@@ -91,14 +100,14 @@ def reader_for(device_type: str) -> MemoryReader:
 
 
 class PhaseMemory:
-    """Peaks of the two phases of an update: forward/backward, then the optimizer step."""
+    """Peaks by phase: between updates (log-probabilities, weight sync), forward/backward, the optimizer step."""
 
     def __init__(self, reader: MemoryReader) -> None:
         self._reader = reader
         self._row: dict[str, float] = {}
 
     def begin_update(self) -> None:
-        self._row = {}
+        self._row = {f"{self._reader.source}_peak_before_update_gib": self._reader.peak_bytes() / GIB}
         self._reader.reset_peak()
 
     def begin_optimizer_step(self) -> None:
@@ -106,8 +115,9 @@ class PhaseMemory:
         self._reader.reset_peak()
 
     def end_optimizer_step(self) -> dict[str, float]:
-        """The update's row: peaks of both phases and what is held now. GiB."""
+        """The update's row: the peaks and what is held now. GiB."""
         source = self._reader.source
         self._row[f"{source}_peak_optimizer_step_gib"] = self._reader.peak_bytes() / GIB
         self._row[f"{source}_after_update_gib"] = self._reader.now_bytes() / GIB
+        self._reader.reset_peak()
         return {**self._row, **self._reader.extra_gib()}

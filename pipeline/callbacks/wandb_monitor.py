@@ -72,7 +72,7 @@ class WandbMonitor:
         self._run = wandb.init(
             **settings,
             config={**config, "environment": environment},
-            settings=wandb.Settings(console="off", x_disable_stats=True, x_disable_meta=False, init_timeout=60),
+            settings=wandb.Settings(console="off", silent=True, x_disable_stats=True, init_timeout=60),
         )
         define_axes(self._run)
 
@@ -94,6 +94,10 @@ class WandbMonitor:
             self._run.summary["ledger"] = json_lines.loads(self._folder.ledger_file.read_bytes())
         self._run.summary["rows_sent"] = self._rows
         self._run.finish(exit_code=exit_code)
+        # Ray kills this process's children before its exit handlers run: W&B's own would fail noisily then.
+        import wandb
+
+        wandb.teardown(exit_code)
 
     def _guarded(self, action: Any, *arguments: Any) -> None:
         if self._failed:

@@ -10,7 +10,7 @@ import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
-from pipeline.callbacks.process_memory import peak_rss_bytes, rss_bytes
+from pipeline.callbacks.process_memory import lifetime_peak_rss_bytes, rss_bytes
 
 # Ray's name for one worker's place on a CPU cluster. verl asks Ray for this instead of pretending to have a GPU.
 SLOT_RESOURCE = "verl_slot"
@@ -57,10 +57,10 @@ class HostDevice(types.ModuleType):
         return rss_bytes()
 
     def max_memory_allocated(self, *_: Any) -> int:
-        return peak_rss_bytes()
+        return lifetime_peak_rss_bytes()
 
     def max_memory_reserved(self, *_: Any) -> int:
-        return peak_rss_bytes()
+        return lifetime_peak_rss_bytes()
 
     def mem_get_info(self, *_: Any) -> tuple[int, int]:
         memory = psutil.virtual_memory()

@@ -21,9 +21,7 @@ class CanonicalOrder(ReplayBuffer):
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         batch, metrics = super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         if partition_id == "train":
-            data = tq.kv_batch_get(
-                keys=batch.keys, partition_id=partition_id, select_fields=["prompts", "responses"]
-            )
+            data = tq.kv_batch_get(keys=batch.keys, partition_id=partition_id, select_fields=["prompts", "responses"])
             content = [
                 (prompt.tolist(), response.tolist())
                 for prompt, response in zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)

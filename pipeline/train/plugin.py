@@ -69,9 +69,9 @@ def _register_engine(_: ModuleType) -> None:
             EngineRegistry.register(model_type="language_model", backend="megatron", device="cpu")(engine_class)
         else:
             # verl looks (device, vendor) up first and leaves this key free.
-            EngineRegistry.register(
-                model_type="language_model", backend="megatron", device="cuda", vendor="nvidia"
-            )(engine_class)
+            EngineRegistry.register(model_type="language_model", backend="megatron", device="cuda", vendor="nvidia")(
+                engine_class
+            )
     except ImportError as error:
         # verl.workers.engine swallows ImportError and would go on without a Megatron engine.
         raise RuntimeError(f"the Megatron engine could not be set up: {error!r}") from error

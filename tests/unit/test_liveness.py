@@ -1,0 +1,69 @@
+"""Both probes see exactly what changed."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.callbacks.liveness import ChecksumsAndSample, EveryElement
+
+SIZES = [3, 70_000, 131_072]
+
+
+def _parameters() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(size, generator=generator).to(torch.bfloat16) for size in SIZES]
+
+
+@pytest.mark.parametrize("probe_class", [EveryElement, ChecksumsAndSample])
+def test_nothing_changed_is_zero(probe_class: type) -> None:
+    parameters = _parameters()
+    probe = probe_class(parameters)
+    probe.before_step()
+    found = probe.after_step()
+    assert (found.elements_changed, found.tensors_still, found.tensors) == (0, 3, 3)
+
+
+@settings(deadline=None, max_examples=30)
+@given(tensor=st.integers(0, 2), position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 15))
+def test_one_flipped_bit_moves_its_tensor_and_no_other(tensor: int, position: float, bit: int) -> None:
+    for probe_class in (EveryElement, ChecksumsAndSample):
+        parameters = _parameters()
+        probe = probe_class(parameters)
+        probe.before_step()
+        index = int(position * SIZES[tensor])
+        raw = parameters[tensor].view(torch.int16)
+        raw[index] = int(raw[index]) ^ (1 << bit if bit < 15 else -(1 << 15))
+        found = probe.after_step()
+        assert found.tensors_still == 2
+        assert probe_class is ChecksumsAndSample or found.elements_changed == 1
+
+
+def test_swapped_neighbours_do_not_hide_in_a_sum() -> None:
+    parameters = [torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16)]
+    probe = ChecksumsAndSample(parameters)
+    parameters[0].copy_(torch.tensor([2.0, 1.0, 3.0]))
+    assert probe.after_step().tensors_still == 0
+
+
+def test_negative_zero_is_a_change_and_a_kept_nan_is_none() -> None:
+    parameters = [torch.tensor([0.0, torch.nan], dtype=torch.bfloat16)]
+    probe = EveryElement(parameters)
+    probe.before_step()
+    parameters[0][0] = -0.0
+    assert probe.after_step().elements_changed == 1
+
+
+def test_each_step_is_compared_with_the_one_before() -> None:
+    parameters = _parameters()
+    probe = ChecksumsAndSample(parameters)
+    parameters[0].add_(1.0)
+    assert probe.after_step().tensors_still == 2
+    assert probe.after_step().tensors_still == 3
+
+
+def test_share_of_the_sample_is_exact_where_all_elements_fit_into_it() -> None:
+    parameters = _parameters()
+    probe = ChecksumsAndSample(parameters)
+    parameters[1][:1000].neg_()
+    assert probe.after_step().elements_changed == 1000
