@@ -20,14 +20,21 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 
+class FinalNorm(torch.nn.RMSNorm):
+    """The norm behind the last layer. megatron-core's wrapper of torch's norm refuses sequence parallelism."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
+        super().__init__(hidden_size, eps=eps)
+        _sum_over_tensor_parallel_ranks(self.weight, config)
+
+
 class NormColumnParallelLinear(ColumnParallelLinear):
     """RMSNorm, then ColumnParallelLinear: TransformerEngine's LayerNormColumnParallelLinear."""
 
     def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(input_size, output_size, config=config, **kwargs)
         self.layer_norm_weight = torch.nn.Parameter(torch.ones(input_size, dtype=config.params_dtype))
-        # With sequence parallelism each rank sees a part of the tokens: megatron-core then sums this weight's gradient.
-        self.layer_norm_weight.sequence_parallel = config.sequence_parallel  # pyright: ignore[reportAttributeAccessIssue]
+        _sum_over_tensor_parallel_ranks(self.layer_norm_weight, config)
         self.layernorm_epsilon = config.layernorm_epsilon
 
     def forward(self, input_: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -90,6 +97,11 @@ class CausalAttention(DotProductAttention):
         )
 
 
+def _sum_over_tensor_parallel_ranks(norm_weight: torch.Tensor, config: TransformerConfig) -> None:
+    """With sequence parallelism each rank sees a part of the tokens: megatron-core sums the gradients marked so."""
+    vars(norm_weight)["sequence_parallel"] = config.sequence_parallel
+
+
 def block_spec(
     config: TransformerConfig, vp_stage: int | None = None, pp_rank: int | None = None
 ) -> TransformerBlockSubmodules:
@@ -112,7 +124,7 @@ def block_spec(
         config, use_transformer_engine=False, normalization=config.normalization, vp_stage=vp_stage, pp_rank=pp_rank
     )
     assert spec.layer_specs is not None
-    return replace(spec, layer_specs=[_with_te_names(layer) for layer in spec.layer_specs])
+    return replace(spec, layer_specs=[_with_te_names(layer) for layer in spec.layer_specs], layer_norm=FinalNorm)
 
 
 def _with_te_names(layer: ModuleSpec) -> ModuleSpec:
