@@ -1,9 +1,12 @@
 """From a run's recipe and arm to the overrides of verl's own Hydra configuration (ppo_megatron_trainer)."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
+# Strings that Hydra's grammar takes without quotes, and words that it would take for something else.
+_PLAIN_WORD = re.compile(r"[A-Za-z_/.][A-Za-z0-9_./-]*")
+_GRAMMAR_WORDS = frozenset({"null", "true", "false", "inf", "nan"})
 
 VERL_CONFIG_MODULE = "verl.trainer.config"
 VERL_CONFIG_NAME = "ppo_megatron_trainer"
@@ -44,9 +47,7 @@ def _literal(value: Any) -> str:
         return "{" + ",".join(f"{key}:{_literal(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ",".join(_literal(item) for item in value) + "]"
-    return "'" + str(value).replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def check_overrides(overrides: list[str]) -> None:
-    """Raise hydra's OverrideParseException when one is not well formed (a test holds every recipe against it)."""
-    OverridesParser.create().parse_overrides(overrides)
+    if _PLAIN_WORD.fullmatch(value) and value.lower() not in _GRAMMAR_WORDS:
+        return value
+    # In a quoted string a backslash is only special before a quote (the closing one included).
+    return "'" + re.sub(r"(\\*)('|$)", lambda run: run[1] * 2 + ("\\'" if run[2] else ""), value) + "'"
