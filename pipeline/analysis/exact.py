@@ -77,5 +77,7 @@ def _growth(pairs: Sequence[Pair], gated: Sequence[str], first_step: int) -> lis
     names, position = np.unique(steps[kept], return_inverse=True)
     largest = np.zeros(len(names))
     np.maximum.at(largest, position, sizes[kept])
-    chosen = np.unique(np.linspace(0, len(names) - 1, _GROWTH_STEPS, dtype=np.int64)) if len(names) else []
+    if not len(names):
+        return []
+    chosen = np.unique(np.linspace(0, len(names) - 1, _GROWTH_STEPS, dtype=np.int64))
     return [(int(names[i]), float(largest[i])) for i in chosen]

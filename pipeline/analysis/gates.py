@@ -3,7 +3,11 @@
 import math
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+FloatArray = npt.NDArray[np.float64]
 
 Window = tuple[float, float]
 """From and to, as shares of the run's steps: (0.5, 1.0) is the last half."""
@@ -29,12 +33,16 @@ class Margin(_Strict):
             raise ValueError("`at_least` belongs to `share`")
         return self
 
-    def value(self, baseline_mean: float) -> float:
-        """In the metric's unit. `baseline_mean`: the baseline's window mean, averaged over the pairs."""
-        if self.absolute is not None:
-            return self.absolute
-        assert self.share is not None
-        return max(self.share * abs(baseline_mean), self.at_least)
+    def of_pairs(self, baseline: FloatArray) -> FloatArray:
+        """Each pair's half-width, (pairs,), in the metric's unit, from the baseline's window means, (pairs,).
+
+        The margin is their mean. For a share it is known only as well as the baseline, and pair by pair the tests can
+        take that into account (Sasabuchi's test of a ratio of means: T - (1 ± share) B against zero).
+        """
+        mean = float(baseline.mean())
+        if self.share is not None and self.share * abs(mean) >= self.at_least:
+            return self.share * np.sign(mean) * baseline
+        return np.full(len(baseline), self.at_least if self.absolute is None else self.absolute)
 
     def in_words(self, unit: str) -> str:
         """Such as "± 0.05 reward" or "± 25 % of the baseline, at least 0.001 share of tokens"."""

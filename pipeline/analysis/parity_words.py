@@ -118,6 +118,10 @@ def metric_note(verdict: MetricVerdict, pairs: int, seed: int, step: int, gates:
         notes.append(
             f"step {step} of seed {seed} differs by {verdict.max_difference:.3g}, more than {verdict.max_limit:.3g}"
         )
+    if verdict.test.interval is not None and verdict.outcome == "inconclusive":
+        inside = max(map(abs, verdict.test.interval)) < verdict.margin
+        if inside and (verdict.test.p_equivalence or 0) >= gates.alpha:
+            notes.append("the interval is inside the margin, but that is a share of a baseline known no better")
     if detected and verdict.outcome == "equivalent":
         notes.append("a difference is detectable, but smaller than the margin")
     if detected and verdict.outcome == "inconclusive":

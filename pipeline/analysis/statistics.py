@@ -5,8 +5,9 @@ count only through the run's mean over a window fixed beforehand. The rule, per 
 
 * difference test: two-sided paired t test; p-values adjusted by Holm over all metrics of the study, so that the
   chance of finding any difference where there is none is at most alpha, whatever the correlation of the metrics;
-* equivalence test: two one-sided paired t tests (TOST; Schuirmann 1987) against the margin: equivalent at alpha exactly
-  when the 1 - 2 alpha interval lies inside the margin;
+* equivalence test: two one-sided paired t tests (TOST; Schuirmann 1987) against the margin. It passes exactly when the
+  1 - 2 alpha interval lies inside the margin; where the margin is a share of the baseline, that is the interval of the
+  ratio, for the margin is then no better known than the baseline (Sasabuchi 1988);
 * maximum gate: the largest difference in a single step against `max_ratio` times what two baselines differ by.
 
     equivalent    the equivalence test passes and the maximum gate holds. A difference that is detectable but smaller
@@ -31,14 +32,10 @@ from scipy import stats
 # statsmodels has no type stubs.
 from statsmodels.stats.multitest import multipletests  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
 from statsmodels.stats.power import TTestPower  # pyright: ignore[reportMissingTypeStubs]
-from statsmodels.stats.weightstats import (  # pyright: ignore[reportMissingTypeStubs]
-    DescrStatsW,
-    ttost_paired,  # pyright: ignore[reportUnknownVariableType]
-)
+from statsmodels.stats.weightstats import DescrStatsW  # pyright: ignore[reportMissingTypeStubs]
 
-from pipeline.analysis.gates import Gates, Margin, window_slice
+from pipeline.analysis.gates import FloatArray, Gates, Margin, window_slice
 
-FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 Outcome = Literal["equivalent", "different", "inconclusive"]
 
@@ -108,28 +105,40 @@ class MetricVerdict:
         return self.max_limit is not None and self.max_difference > self.max_limit
 
 
-def paired_test(baseline: FloatArray, treatment: FloatArray, margin: float, alpha: float) -> PairedTest:
-    """Difference and equivalence tests of window means, one per pair. Both arrays are (pairs,)."""
+def paired_tests(baseline: FloatArray, treatment: FloatArray, margins: FloatArray, alpha: float) -> list[PairedTest]:
+    """Difference and equivalence tests of window means, one test per column.
+
+    All arrays are (pairs, metrics); margins: `Margin.of_pairs`. Where a metric's margin is the same for all pairs, its
+    equivalence test is statsmodels' ttost_paired, which takes one margin only.
+    """
     differences = treatment - baseline
-    mean = float(differences.mean())
+    means = differences.mean(axis=0)
     if len(differences) < 2:
-        return PairedTest(differences, mean, None, None, None, None)
-    one_value = _SAME * max(np.abs(baseline).max(), np.abs(treatment).max())
-    if np.abs(differences).max() <= one_value:
-        return PairedTest(differences, 0.0, 0.0, (0.0, 0.0), 0.0, 1.0)
-    if np.ptp(differences) <= one_value:
-        return PairedTest(differences, mean, None, None, None, None)
-    described: Any = DescrStatsW(differences)
-    low, high = described.tconfint_mean(alpha=2 * alpha)
-    p_equivalence = cast(Any, ttost_paired)(treatment, baseline, -margin, margin)[0]
-    return PairedTest(
-        differences,
-        mean,
-        float(differences.std(ddof=1)),
-        (float(low), float(high)),
-        float(p_equivalence),
-        float(described.ttest_mean(0.0)[1]),
+        return [PairedTest(differences[:, i], float(mean), None, None, None, None) for i, mean in enumerate(means)]
+    described, above_lower, below_upper = (
+        cast(Any, DescrStatsW(values)) for values in (differences, differences + margins, differences - margins)
     )
+    with np.errstate(divide="ignore", invalid="ignore"):  # no spread: told apart below
+        lows, highs = described.tconfint_mean(alpha=2 * alpha)
+        p_difference = described.ttest_mean(0.0)[1]
+        p_equivalence = np.maximum(
+            above_lower.ttest_mean(0.0, alternative="larger")[1], below_upper.ttest_mean(0.0, alternative="smaller")[1]
+        )
+    spreads = differences.std(axis=0, ddof=1)
+    one_value = _SAME * np.maximum(np.abs(baseline), np.abs(treatment)).max(axis=0)
+    tests: list[PairedTest] = []
+    for i in range(differences.shape[1]):
+        column: FloatArray = differences[:, i]
+        if np.abs(column).max() <= one_value[i]:
+            test = PairedTest(column, 0.0, 0.0, (0.0, 0.0), 0.0, 1.0)
+        elif np.ptp(column) <= one_value[i]:
+            test = PairedTest(column, float(means[i]), None, None, None, None)
+        else:
+            interval = (float(lows[i]), float(highs[i]))
+            p_values = float(p_equivalence[i]), float(p_difference[i])
+            test = PairedTest(column, float(means[i]), float(spreads[i]), interval, *p_values)
+        tests.append(test)
+    return tests
 
 
 def judge_metrics(metrics: Sequence[tuple[Curves, Margin]], gates: Gates) -> list[MetricVerdict]:
@@ -137,16 +146,19 @@ def judge_metrics(metrics: Sequence[tuple[Curves, Margin]], gates: Gates) -> lis
 
     Each metric needs at least one pair with a value of both arms inside the mean window (`values_in_both`).
     """
-    measured = [_measure(curves, margin, gates) for curves, margin in metrics]
-    testable = [
-        i
-        for i, verdict in enumerate(measured)
-        if verdict.n_pairs >= gates.min_pairs and verdict.test.p_difference is not None
+    means = [_window_means(curves, gates) for curves, _ in metrics]
+    tests: dict[int, PairedTest] = {}
+    for n_pairs in {len(baseline) for baseline, _ in means}:
+        alike = [i for i, (baseline, _) in enumerate(means) if len(baseline) == n_pairs]
+        baseline = np.column_stack([means[i][0] for i in alike])
+        treatment = np.column_stack([means[i][1] for i in alike])
+        margins = np.column_stack([metrics[i][1].of_pairs(means[i][0]) for i in alike])
+        tests.update(zip(alike, paired_tests(baseline, treatment, margins, gates.alpha), strict=True))
+    measured = [
+        _with_maximum(curves, margin, baseline, tests[i], gates)
+        for i, ((curves, margin), (baseline, _)) in enumerate(zip(metrics, means, strict=True))
     ]
-    adjusted: dict[int, float] = {}
-    if testable:
-        raw = [cast(float, measured[i].test.p_difference) for i in testable]
-        adjusted = dict(zip(testable, cast(Any, multipletests)(raw, method="holm")[1].tolist(), strict=True))
+    adjusted = _holm({i: test for i, test in tests.items() if len(test.differences) >= gates.min_pairs})
     return [_decide(verdict, adjusted.get(i), gates) for i, verdict in enumerate(measured)]
 
 
@@ -180,28 +192,40 @@ def noise_between(repeated: FloatArray, baseline: FloatArray) -> FloatArray:
     return baseline[second] - baseline[first]
 
 
-def _measure(curves: Curves, margin: Margin, gates: Gates) -> MetricVerdict:
+def _window_means(curves: Curves, gates: Gates) -> tuple[FloatArray, FloatArray]:
+    """Baseline's and treatment's means over the steps of the mean window that both have, (pairs with any,)."""
     values = values_in_both(curves, gates)
     kept = values.any(axis=1)
     baseline = np.mean(curves.baseline[kept], axis=1, where=values[kept])
     treatment = np.mean(curves.treatment[kept], axis=1, where=values[kept])
-    baseline_mean = float(baseline.mean())
-    half_width = margin.value(baseline_mean)
+    return baseline, treatment
 
-    window = window_slice(gates.max_window, values.shape[1])
+
+def _with_maximum(
+    curves: Curves, margin: Margin, baseline: FloatArray, test: PairedTest, gates: Gates
+) -> MetricVerdict:
+    half_width = float(margin.of_pairs(baseline).mean())
+    window = window_slice(gates.max_window, curves.baseline.shape[1])
     sizes = np.nan_to_num(np.abs(curves.treatment - curves.baseline)[:, window], nan=-1.0)
     pair, step = np.unravel_index(int(sizes.argmax()), sizes.shape)
     noise = np.abs(curves.noise[:, window])
     noise = noise[np.isfinite(noise)]
     return MetricVerdict(
-        paired_test(baseline, treatment, half_width, gates.alpha),
-        baseline_mean,
+        test,
+        float(baseline.mean()),
         half_width,
         max_difference=max(float(sizes.max()), 0.0),
         max_at=(int(pair), int(step) + window.start),
         # A single step closer than the margin asks of the mean cannot matter.
         max_limit=max(gates.max_ratio * float(noise.max()), half_width) if noise.size else None,
     )
+
+
+def _holm(tests: dict[int, PairedTest]) -> dict[int, float]:
+    raw = {i: test.p_difference for i, test in tests.items() if test.p_difference is not None}
+    if not raw:
+        return {}
+    return dict(zip(raw, cast(Any, multipletests)(list(raw.values()), method="holm")[1].tolist(), strict=True))
 
 
 def _decide(verdict: MetricVerdict, p_holm: float | None, gates: Gates) -> MetricVerdict:

@@ -1,0 +1,373 @@
+"""How often does the parity rule err? Simulated studies, judged by the code that judges real ones.
+
+A study has n seed pairs, and per pair a baseline, a treatment and a repeated baseline run. A run's metric is
+a curve (geometric from `start` to `end`), times a factor of the seed, which the runs of one seed share, and a factor of
+noise that follows AR(1) over the steps and is correlated between metrics. The treatment adds a constant. The default noise
+is that
+of the embedded study (see METRICS); the rule and its margins are those of conf/gates/default.yaml.
+
+    python scripts/simulate_parity.py            # about 4 minutes on 2 cores; writes results/parity_simulation/
+    python scripts/simulate_parity.py --studies 200 --noise 0.5 --out /tmp/simulation
+"""
+
+import argparse
+import gc
+import json
+import math
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+import yaml
+
+from pipeline.analysis.gates import Gates, read_gates, window_slice
+from pipeline.analysis.statistics import Curves, judge_metrics, judge_study, noise_between
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+ROOT = Path(__file__).resolve().parents[1]
+FloatArray = npt.NDArray[np.float64]
+
+NULL = "no true difference"
+DETERMINISTIC = "no true difference, A/A bit-identical"
+HEAVY_TAILS = "no true difference, heavy tails (t, 3 degrees of freedom)"
+ONE_AT_MARGIN = "reward off by its margin, the others not at all"
+ALL_AT_MARGIN = "every metric off by its margin"
+SHIFTED = "reward"
+"""The metric whose true difference the power curve varies; the other metrics do not differ."""
+CURVE = "power curve"
+CURVE_OFFSETS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
+
+
+@dataclass(frozen=True)
+class MetricModel:
+    """One metric of one run."""
+
+    start: float
+    end: float
+    seed_sd: float
+    """Spread of the seeds' factors."""
+    noise_sd: float
+    """Spread of one step of one run; the difference of two runs has sqrt(2) times that."""
+    every: int = 1
+    """Measured at every so many steps, and at the last."""
+    resolution: float = 0.0
+    """Values are multiples of it (a score over 64 prompts: 1/64); 0: any value."""
+
+
+METRICS = {
+    "reward": MetricModel(0.05, 0.20, 0.10, 0.20),
+    "validation": MetricModel(0.20, 0.20, 0.10, 0.20, every=5, resolution=1 / 64),
+    "ppo_kl": MetricModel(0.060, 0.0055, 0.20, 0.20),
+    "clip_fraction": MetricModel(0.110, 0.075, 0.10, 0.10),
+    "grad_norm": MetricModel(1.0, 0.8, 0.10, 0.15),
+    "entropy": MetricModel(2.0, 1.5, 0.02, 0.03),
+    "response_length": MetricModel(4.0, 4.0, 0.02, 0.03),
+}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is true in the simulated world."""
+
+    pairs: int
+    offsets: tuple[tuple[str, float], ...] = ()
+    """(metric, treatment effect in margins)."""
+    steps: int = 8
+    autocorrelation: float = 0.5
+    correlation: float = 0.3
+    noise: float = 1.0
+    repeats_exactly: bool = False
+    tail_df: float | None = None
+    """Degrees of freedom of the noise's t distribution; None: normal."""
+
+
+def simulate_curves(scenario: Scenario, gates: Gates, random: np.random.Generator) -> list[Curves]:
+    """One study's curves, in the order of the gates' metrics."""
+    names = list(gates.metrics)
+    # (baseline, treatment, repeat) x pairs x metrics x steps
+    noise = _noise((3, scenario.pairs, len(names), scenario.steps), scenario, random)
+    seeds = random.standard_normal((scenario.pairs, len(names)))
+    curves: list[Curves] = []
+    for i, name in enumerate(names):
+        model = METRICS[name]
+        factors = 1 + model.seed_sd * seeds[:, i, None] + model.noise_sd * scenario.noise * noise[:, :, i]
+        runs = np.geomspace(model.start, model.end, scenario.steps) * factors
+        runs[1] += dict(scenario.offsets).get(name, 0.0) * true_margin(name, gates, scenario.steps)
+        if scenario.repeats_exactly:
+            runs[2] = runs[0]
+        if model.resolution:
+            runs = np.round(runs / model.resolution) * model.resolution
+        step = np.arange(1, scenario.steps + 1)
+        runs[:, :, (step % model.every != 0) & (step != scenario.steps)] = np.nan
+        curves.append(Curves(runs[0], runs[1], noise_between(runs[2] - runs[0], runs[0])))
+    return curves
+
+
+def true_margin(name: str, gates: Gates, steps: int) -> float:
+    """The margin if the baseline's mean were known: what "at the margin" means."""
+    model = METRICS[name]
+    expected = np.geomspace(model.start, model.end, steps)[window_slice(gates.mean_window, steps)]
+    return float(gates.metrics[name].margin.of_pairs(np.array([expected.mean()]))[0])
+
+
+def _noise(shape: tuple[int, int, int, int], scenario: Scenario, random: np.random.Generator) -> FloatArray:
+    """Stationary AR(1) over the last axis with unit variance; one common factor correlates the metrics (axis 2)."""
+
+    def draw(size: tuple[int, ...]) -> FloatArray:
+        if scenario.tail_df is None:
+            return random.standard_normal(size)
+        return random.standard_t(scenario.tail_df, size) / math.sqrt(scenario.tail_df / (scenario.tail_df - 2))
+
+    common = draw((shape[0], shape[1], 1, shape[3]))
+    fresh = math.sqrt(scenario.correlation) * common + math.sqrt(1 - scenario.correlation) * draw(shape)
+    noise = np.empty(shape)
+    noise[..., 0] = fresh[..., 0]
+    phi = scenario.autocorrelation
+    for step in range(1, shape[3]):
+        noise[..., step] = phi * noise[..., step - 1] + math.sqrt(1 - phi**2) * fresh[..., step]
+    return noise
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Shares of the simulated studies."""
+
+    studies: int
+    different: float
+    equivalent: float
+    inconclusive: float
+    equivalent_metric: dict[str, float]
+    """Per metric: how often it alone was found equivalent."""
+
+    def error(self, share: float) -> float:
+        """Monte Carlo standard error of a share."""
+        return math.sqrt(share * (1 - share) / self.studies)
+
+
+def simulate(scenario: Scenario, gates: Gates, studies: int, seed: Sequence[int]) -> Rates:
+    """Judge `studies` made-up studies."""
+    gc.freeze()  # statsmodels' multipletests collects garbage at each call
+    random = np.random.default_rng(list(seed))
+    counts = {"different": 0, "equivalent": 0, "inconclusive": 0}
+    metric_counts = dict.fromkeys(gates.metrics, 0)
+    margins = [gate.margin for gate in gates.metrics.values()]
+    for _ in range(studies):
+        curves = simulate_curves(scenario, gates, random)
+        verdicts = judge_metrics(list(zip(curves, margins, strict=True)), gates)
+        counts[judge_study(verdicts)] += 1
+        for name, verdict in zip(gates.metrics, verdicts, strict=True):
+            metric_counts[name] += verdict.outcome == "equivalent"
+    return Rates(
+        studies,
+        counts["different"] / studies,
+        counts["equivalent"] / studies,
+        counts["inconclusive"] / studies,
+        {name: count / studies for name, count in metric_counts.items()},
+    )
+
+
+def scenarios(base: Scenario, gates: Gates) -> dict[str, Scenario]:
+    """The table's rows for one number of pairs."""
+    everything = tuple((name, 1.0) for name in gates.metrics)
+    return {
+        NULL: base,
+        DETERMINISTIC: replace(base, repeats_exactly=True),
+        HEAVY_TAILS: replace(base, tail_df=3.0),
+        ONE_AT_MARGIN: replace(base, offsets=((SHIFTED, 1.0),)),
+        ALL_AT_MARGIN: replace(base, offsets=everything),
+    }
+
+
+def read_default_gates() -> Gates:
+    return read_gates(yaml.safe_load((ROOT / "conf/gates/default.yaml").read_text()))
+
+
+def table(rows: dict[tuple[str, int], Rates]) -> str:
+    """Markdown: shares in percent with Monte Carlo standard errors, a row per true state and number of pairs."""
+    lines = ["| true state | pairs | different | equivalent | inconclusive |", "|---|---|---|---|---|"]
+    for (name, pairs), rates in rows.items():
+        shares = (rates.different, rates.equivalent, rates.inconclusive)
+        lines.append(f"| {name} | {pairs} | {' | '.join(_percent(share, rates) for share in shares)} |")
+    return "\n".join(lines)
+
+
+def metric_table(rows: dict[tuple[str, int], Rates], gates: Gates) -> str:
+    """Markdown: how often each metric alone was found equivalent while off by its margin, by number of pairs."""
+    found = {pairs: rates for (name, pairs), rates in rows.items() if name == ALL_AT_MARGIN}
+    lines = [f"| metric | {' | '.join(f'{pairs} pairs' for pairs in found)} |", f"|---|{'---|' * len(found)}"]
+    for metric in gates.metrics:
+        shares = [_percent(rates.equivalent_metric[metric], rates) for rates in found.values()]
+        lines.append(f"| {metric} | {' | '.join(shares)} |")
+    return "\n".join(lines)
+
+
+def _percent(share: float, rates: Rates) -> str:
+    return f"{100 * share:.1f} ± {100 * rates.error(share):.1f} %"
+
+
+def _largest(rows: dict[tuple[str, int], Rates], names: Sequence[str], verdict: str) -> str:
+    found = [rates for (name, _), rates in rows.items() if name in names]
+    largest = max(found, key=lambda rates: getattr(rates, verdict))
+    return _percent(getattr(largest, verdict), largest)
+
+
+def report(options: argparse.Namespace, gates: Gates, rows: dict[tuple[str, int], Rates]) -> str:
+    """table.md: the table, what it says, and the assumptions."""
+    power = "; ".join(
+        f"{pairs} seeds, {rates.equivalent:.0%}{' (expect `inconclusive`)' if rates.equivalent < 0.5 else ''}"
+        for (name, pairs), rates in rows.items()
+        if name == NULL
+    )
+    models = "\n".join(
+        f"| {name} | {model.start:g} to {model.end:g} | {model.seed_sd:.0%} | {model.noise_sd * options.noise:.0%} |"
+        f" {gates.metrics[name].margin.in_words(gates.metrics[name].unit)} |"
+        for name, model in METRICS.items()
+    )
+    return f"""# How often the parity rule errs
+
+Made by `python scripts/simulate_parity.py` (its options change every assumption): {options.studies} simulated studies
+per row, judged by the code that judges real ones (`pipeline/analysis/statistics.py`) with `conf/gates/default.yaml`.
+Shares with their Monte Carlo standard errors.
+
+{table(rows)}
+
+* `different` where nothing differs: at most {_largest(rows, (NULL, DETERMINISTIC, HEAVY_TAILS), "different")}.
+  Promised, over all metrics together: {gates.alpha:.0%}.
+* `equivalent` where the reward is off by its margin: at most {_largest(rows, (ONE_AT_MARGIN,), "equivalent")}.
+  Promised: {gates.alpha:.0%}.
+* `equivalent` where nothing differs: {power}.
+
+![Probability of each verdict against the true difference, by number of seeds](power.png)
+
+Bands: 95 % Monte Carlo intervals, {options.curve_studies} studies per point. Dotted line: {gates.alpha:.0%}.
+
+How often a metric that is off by its margin is found equivalent when looked at alone, which bounds the study's verdict
+whatever the other metrics do:
+
+{metric_table(rows, gates)}
+
+Assumed: {options.steps} steps, noise AR(1) with {options.autocorrelation:g} from step to step and correlated between
+metrics with {options.correlation:g}; one repeated baseline per seed. Spreads are shares of the metric's curve.
+
+| metric | baseline, first to last step | spread between seeds | noise of one step of one run | margin |
+|---|---|---|---|---|
+{models}
+"""
+
+
+def draw_power(curves: dict[int, list[tuple[float, Rates]]], gates: Gates, path: Path) -> None:
+    """Probability of each verdict against the true difference, one line per number of pairs."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True, layout="constrained")
+    colours = ("#0072B2", "#D55E00", "#009E73")  # Okabe and Ito: told apart by the colour-blind
+    for (pairs, points), colour, marker in zip(curves.items(), colours, "os^", strict=False):
+        offsets = [offset for offset, _ in points]
+        for axis, verdict in zip(axes, ("equivalent", "different"), strict=True):
+            shares = np.array([getattr(rates, verdict) for _, rates in points])
+            errors = np.array([1.96 * rates.error(getattr(rates, verdict)) for _, rates in points])
+            axis.plot(offsets, shares, color=colour, marker=marker, markersize=4, label=f"{pairs} seeds")
+            axis.fill_between(offsets, shares - errors, shares + errors, color=colour, alpha=0.2, linewidth=0)
+    for axis, verdict in zip(axes, ("equivalent", "different"), strict=True):
+        axis.axhline(gates.alpha, color="black", linewidth=0.8, linestyle=":")
+        axis.axvline(1, color="black", linewidth=0.8, linestyle="--")
+        axis.set_title(f"declared {verdict}")
+        axis.set_xlabel("true difference of the reward, in margins")
+        axis.set_ylim(-0.02, 1.02)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("share of studies")
+    axes[0].text(1.04, 0.93, "margin", fontsize=9)
+    axes[1].text(axes[1].get_xlim()[1], gates.alpha + 0.015, f"{gates.alpha:.0%} ", fontsize=9, ha="right")
+    axes[0].legend(frameon=False, loc="center right")
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+    plt.close(figure)
+
+
+def _job(job: tuple[Scenario, Gates, int, tuple[int, ...]]) -> Rates:
+    scenario, gates, studies, seed = job
+    return simulate(scenario, gates, studies, seed)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = Scenario(pairs=3)
+    parser.add_argument("--studies", type=int, default=2000, help="per row of the table (default: %(default)s)")
+    parser.add_argument("--curve-studies", type=int, default=500, help="per point of the figure (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, nargs="+", default=[3, 5, 8], help="seed pairs (default: 3 5 8)")
+    parser.add_argument("--steps", type=int, default=default.steps, help="training steps (default: %(default)s)")
+    parser.add_argument(
+        "--autocorrelation",
+        type=float,
+        default=default.autocorrelation,
+        help="of a run's noise from step to step (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--correlation", type=float, default=default.correlation, help="between metrics (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--noise", type=float, default=default.noise, help="noise in multiples of METRICS' (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=4221, help="of the random numbers (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=2, help="processes (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=ROOT / "results/parity_simulation")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    gates = read_default_gates()
+    jobs: dict[tuple[str, int, float], tuple[Scenario, Gates, int, tuple[int, ...]]] = {}
+    for pairs in options.pairs:
+        base = Scenario(
+            pairs,
+            steps=options.steps,
+            autocorrelation=options.autocorrelation,
+            correlation=options.correlation,
+            noise=options.noise,
+        )
+        for number, (name, scenario) in enumerate(scenarios(base, gates).items()):
+            jobs[name, pairs, 0.0] = (scenario, gates, options.studies, (options.seed, pairs, number))
+        for number, offset in enumerate(CURVE_OFFSETS):
+            shifted = replace(base, offsets=((SHIFTED, offset),))
+            jobs[CURVE, pairs, offset] = (shifted, gates, options.curve_studies, (options.seed, pairs, 100 + number))
+    with ProcessPoolExecutor(options.workers) as pool:
+        found = dict(zip(jobs, pool.map(_job, jobs.values()), strict=True))
+
+    names = dict.fromkeys(name for name, _, _ in jobs if name != CURVE)
+    rows = {(name, pairs): found[name, pairs, 0.0] for name in names for pairs in options.pairs}
+    curves = {pairs: [(offset, found[CURVE, pairs, offset]) for offset in CURVE_OFFSETS] for pairs in options.pairs}
+    write(options, gates, rows, curves)
+    print(table(rows))
+
+
+def write(
+    options: argparse.Namespace,
+    gates: Gates,
+    rows: dict[tuple[str, int], Rates],
+    curves: dict[int, list[tuple[float, Rates]]],
+) -> None:
+    options.out.mkdir(parents=True, exist_ok=True)
+    settings = {name: value for name, value in vars(options).items() if name not in ("out", "workers")}
+    record: dict[str, Any] = {
+        "settings": settings,
+        "gates": gates.model_dump(mode="json"),
+        "metrics": {name: asdict(model) for name, model in METRICS.items()},
+        "table": [{"true_state": name, "pairs": pairs, **asdict(rates)} for (name, pairs), rates in rows.items()],
+        "power": [
+            {"pairs": pairs, "reward_offset_in_margins": offset, **asdict(rates)}
+            for pairs, points in curves.items()
+            for offset, rates in points
+        ],
+    }
+    (options.out / "table.json").write_text(json.dumps(record, indent=1) + "\n")
+    draw_power(curves, gates, options.out / "power.png")
+    (options.out / "table.md").write_text(report(options, gates, rows))
+
+
+if __name__ == "__main__":
+    main()
