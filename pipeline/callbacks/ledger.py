@@ -37,7 +37,7 @@ def megatron_optimizers(optimizer: Any) -> list[Any]:
 
 
 def find_entries(model_chunks: list[Any], optimizer: Any) -> list[LedgerEntry]:
-    """Walk DDP buffers and optimizer state of this rank. `model_chunks` are Megatron DDP modules (one per VPP stage)."""
+    """Walk DDP buffers and optimizer state of this rank. `model_chunks`: Megatron DDP modules, one per VPP stage."""
     found: dict[tuple[TensorKind, str], tuple[int, int]] = {}
     seen: set[int] = set()
     for kind, tensor in _tensors(model_chunks, optimizer):

@@ -7,7 +7,7 @@ import psutil
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # proc(5): "writing 5 resets the peak resident set size"
-_highest_before_resets = 0
+_highest_before_resets = [0]  # bytes; one process, one value
 
 
 def rss_bytes() -> int:
@@ -25,11 +25,10 @@ def peak_rss_bytes() -> int:
 
 def reset_peak_rss() -> None:
     """Start a new peak from the present resident set size."""
-    global _highest_before_resets
-    _highest_before_resets = lifetime_peak_rss_bytes()
+    _highest_before_resets[0] = lifetime_peak_rss_bytes()
     _CLEAR_REFS.write_text(_RESET_PEAK)
 
 
 def lifetime_peak_rss_bytes() -> int:
     """Highest resident set size of the process, whatever was reset since."""
-    return max(_highest_before_resets, peak_rss_bytes())
+    return max(_highest_before_resets[0], peak_rss_bytes())

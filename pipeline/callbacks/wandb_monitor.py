@@ -1,5 +1,6 @@
 """The W&B mirror of a run: grouped by pair, typed by arm, named by the run id, resumable."""
 
+import logging
 import threading
 from collections import defaultdict
 from pathlib import Path
@@ -11,6 +12,7 @@ from pipeline.study import json_lines
 from pipeline.study.records import RunConfig
 from pipeline.study.run_folder import RunFolder, write_atomically
 
+_log = logging.getLogger(__name__)
 _RANKS_SHOWN = 16  # one curve per rank up to here, minimum, mean and maximum beyond
 
 
@@ -109,7 +111,7 @@ class WandbMonitor:
             path = Path(self._folder.path) / "tracking_error.json"
             note = {"error": f"{type(error).__name__}: {error}", "rows_sent": self._rows}
             write_atomically(path, json_lines.dumps(note, indent=True))
-            print(f"W&B tracking failed and is off for the rest of the run ({path.name}): {error}", flush=True)
+            _log.warning("W&B tracking failed and is off for the rest of the run (%s): %s", path.name, error)
 
 
 def update_rows_by_index(updates: list[dict[str, Any]]) -> list[dict[str, float]]:

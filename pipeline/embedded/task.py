@@ -27,7 +27,7 @@ def constant_score(*_: Any, **__: Any) -> float:
 def problems() -> list[tuple[str, str]]:
     """All questions with their answers, each once: prompts of a batch must be distinct (the rollout seeds by prompt)."""
     pairs = [(a, b) for a in range(10) for b in range(10)]
-    return [(f"max {a} {b}", str(max(a, b))) for a, b in pairs] + [(f"min {a} {b}", str(min(a, b))) for a, b in pairs]
+    return [(f"{word} {a} {b}", str(of(a, b))) for word, of in (("max", max), ("min", min)) for a, b in pairs]
 
 
 def write_parquet(folder: Path) -> None:

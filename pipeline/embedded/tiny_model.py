@@ -6,6 +6,7 @@ does within a few steps, so that reward moves and parity means something.
 """
 
 import hashlib
+import logging
 import os
 import random
 import shutil
@@ -19,6 +20,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from pipeline.embedded import task
 
+_log = logging.getLogger(__name__)
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # Byte-level names: AutoTokenizer rebuilds a byte-level Qwen2 tokenizer for this model type. verl needs the newline
 # ("Ċ") to be one token; "Ġ" is the space.
@@ -44,7 +46,7 @@ def make_assets(folder: Path) -> None:
     makers, made_by = _makers(), folder / "made_by"
     if made_by.exists() and made_by.read_text() == makers:
         return
-    print(f"making the tiny model and its task in {folder}", flush=True)
+    _log.warning("making the tiny model and its task in %s", folder)
     work = folder.with_name(f"{folder.name}.{os.getpid()}")
     work.mkdir(parents=True)
     tokenizer = _tokenizer()

@@ -1,4 +1,4 @@
-"""`python -m pipeline.train`: the entrypoint of a run's Ray job. Reads config.yaml of PIPELINE_RUN_FOLDER, runs verl."""
+"""`python -m pipeline.train`: the entrypoint of a run's Ray job. Runs verl as config.yaml of the run folder says."""
 
 import sys
 

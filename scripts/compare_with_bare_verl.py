@@ -1,0 +1,137 @@
+"""What the pipeline costs, measured side by side with bare verl on this machine.
+
+  python scripts/compare_with_bare_verl.py overhead [--steps 24] [--rounds 2]   callbacks: step time, observed : bare
+  python scripts/compare_with_bare_verl.py sweep                                wall time of a sweep : two runs by hand
+
+`bare` is `python -m verl.trainer.main_ppo` by hand on a running Ray cluster with the same settings and stand-ins, no
+run folder, nothing observed. Orders alternate, so that drift of the machine cancels. Writes nothing but its answer.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from pipeline.launch.cluster import ClusterSettings, LocalCluster, forget_other_clusters
+from pipeline.study import json_lines
+from pipeline.study.paths import PROJECT
+from pipeline.train.by_hand import compose_sweep, verl_command, worker_environment
+from pipeline.train.plugin import make_assets
+
+PORT = 8299
+ARMS = ("baseline", "pao")
+
+
+def composed_for(arm: str, steps: int) -> dict[str, Any]:
+    composed = compose_sweep([f"arm={arm}", f"recipe.steps={steps}", f"cluster.dashboard_port={PORT}"])
+    make_assets(Path(composed["recipe"]["assets_dir"]))
+    return composed
+
+
+class RunningCluster:
+    """A local cluster like the sweep's own, with its address where bare verl's ray.init finds it."""
+
+    def __enter__(self) -> "RunningCluster":
+        forget_other_clusters()
+        composed = compose_sweep([f"cluster.dashboard_port={PORT}"])
+        self._cluster = LocalCluster(ClusterSettings.from_config(composed["cluster"]), composed["recipe"]["n_workers"])
+        self._cluster.start()
+        while not self._cluster.is_ready():
+            time.sleep(0.2)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cluster.stop()
+
+
+def run_bare(arm: str, steps: int, metrics: Path) -> float:
+    """Seconds of wall time of one run by hand; verl's own file logger writes its metrics to `metrics`."""
+    composed = composed_for(arm, steps)
+    environment = {
+        **os.environ,
+        **worker_environment(composed["cluster"]),
+        "RAY_ADDRESS": "auto",
+        "VERL_FILE_LOGGER_PATH": str(metrics),
+    }
+    os.environ["RAY_ADDRESS"] = "auto"
+    variables = f"++ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH='{metrics}'"
+    command = verl_command(composed, ["trainer.logger=[console,file]", variables])
+    del os.environ["RAY_ADDRESS"]
+    started = time.perf_counter()
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+    return time.perf_counter() - started
+
+
+def run_sweep(arms: tuple[str, ...], steps: int, results: Path) -> float:
+    """Seconds of wall time of a sweep, from nothing running to the report."""
+    command = [
+        sys.executable, "-m", "pipeline.sweep", f"arm={','.join(arms)}", f"recipe.steps={steps}", "study_name=compared",
+        f"results_dir={results}", f"cluster.dashboard_port={PORT}",
+    ]  # fmt: skip
+    started = time.perf_counter()
+    subprocess.run(command, cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - started
+
+
+def bare_step_times(metrics: Path) -> list[float]:
+    return [json.loads(line)["data"]["timing_s/step"] for line in metrics.read_text().splitlines()]
+
+
+def observed_step_times(results: Path) -> list[float]:
+    (steps,) = results.glob("compared/runs/*/steps.jsonl")
+    return [json_lines.loads(line)["timing_s/step"] for line in steps.read_text().splitlines()]
+
+
+def overhead(steps: int, rounds: int) -> None:
+    """Median step time with callbacks and W&B (offline) over bare verl's; the first two steps of a run warm up."""
+    times: dict[str, list[float]] = {"bare": [], "observed": []}
+    for number in range(rounds):
+        for kind in ("bare", "observed") if number % 2 == 0 else ("observed", "bare"):
+            with tempfile.TemporaryDirectory() as folder:
+                if kind == "bare":
+                    with RunningCluster():
+                        run_bare("baseline", steps, Path(folder) / "metrics.jsonl")
+                    found = bare_step_times(Path(folder) / "metrics.jsonl")
+                else:
+                    run_sweep(("baseline",), steps, Path(folder))
+                    found = observed_step_times(Path(folder))
+            times[kind] += found[2:]
+            print(f"round {number + 1} {kind}: median step {statistics.median(found[2:]):.3f} s", flush=True)
+    bare, observed = (statistics.median(times[kind]) for kind in ("bare", "observed"))
+    count = len(times["bare"])
+    print(f"observed : bare = {observed:.3f} s : {bare:.3f} s = {observed / bare:.3f} ({count} steps each)")
+
+
+def sweep() -> None:
+    """Wall time of the default sweep over that of the same two runs by hand on a running cluster."""
+    steps = composed_for("baseline", 8)["recipe"]["steps"]
+    with tempfile.TemporaryDirectory() as folder:
+        with RunningCluster():
+            by_hand = sum(run_bare(arm, steps, Path(folder) / f"{arm}.jsonl") for arm in ARMS)
+        print(f"by hand: {by_hand:.1f} s", flush=True)
+        swept = run_sweep(ARMS, steps, Path(folder))
+    print(f"sweep : by hand = {swept:.1f} s : {by_hand:.1f} s = {swept / by_hand:.3f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["overhead", "sweep"])
+    parser.add_argument("--steps", type=int, default=24, help="steps of each run of `overhead` (default: 24)")
+    parser.add_argument("--rounds", type=int, default=2, help="pairs of runs of `overhead` (default: 2)")
+    arguments = parser.parse_args()
+    if arguments.what == "overhead":
+        overhead(arguments.steps, arguments.rounds)
+    else:
+        sweep()
+
+
+if __name__ == "__main__":
+    main()
