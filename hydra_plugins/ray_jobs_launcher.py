@@ -28,22 +28,24 @@ class RayJobsLauncher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Called before Hydra writes anything. Raises BadInput for a study that has no place to go."""
         from pipeline.launch import sweep_plan
+        from pipeline.launch.handover import HANDOVER
 
         self._context = hydra_context
         self._config = config
         self._study = sweep_plan.study_folder(config)
+        HANDOVER.study = self._study
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Raises BadInput before anything starts, ClusterError when there is no cluster to run on."""
         from hydra.core.utils import JobStatus
 
-        from pipeline.launch import latest_outcome, sweep_plan
+        from pipeline.launch import sweep_plan
+        from pipeline.launch.handover import HANDOVER
         from pipeline.launch.runner import Sweep
 
         composed = [self._context.config_loader.load_sweep_config(self._config, list(job)) for job in job_overrides]
         plan = sweep_plan.plan(composed, job_overrides, self._study, rerun=self._config.rerun)
-        outcome = Sweep(self._study, plan.runs, plan.cluster).run()
-        latest_outcome.record(outcome)
+        HANDOVER.outcome = Sweep(self._study, plan.runs, plan.cluster).run()
         returns = [JobReturn(overrides=list(job), cfg=cfg) for job, cfg in zip(job_overrides, composed, strict=True)]
         for returned in returns:
             # Hydra raises for any other status; how the runs ended is in their folders and in the outcome.

@@ -12,7 +12,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.launch.bad_input import BadInput
+from pipeline.launch.errors import BadInput, ClusterError
+from pipeline.launch.handover import HANDOVER
+from pipeline.study import paths  # noqa: F401  registers ${in_project:...}
 
 if TYPE_CHECKING:
     from pipeline.launch.runner import SweepOutcome
@@ -23,19 +25,18 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="sweep")
 def launch(_: DictConfig) -> None:
     """Hydra's task function. The launcher plugin runs the jobs; this is reached only without it (hydra.mode=RUN)."""
-    raise BadInput("hydra.mode=RUN: a sweep is always a multirun; leave hydra.mode out (one run: arm=pao seed=1)")
+    # Not a BadInput: Hydra would add lines of its own.
+    print(
+        "error: hydra.mode=RUN: leave hydra.mode out, a sweep is always a multirun (one run: arm=pao)", file=sys.stderr
+    )
+    sys.exit(2)
 
 
 def main() -> int:
     """Run the sweep that sys.argv describes; returns the exit status."""
-    from pipeline.launch import latest_outcome
-    from pipeline.launch.cluster import ClusterError
-
     try:
         with _errors_as_exceptions():
-            launch()
-        outcome = latest_outcome.take()
-        return 0 if outcome is None else report(outcome)
+            launch()  # pyright: ignore[reportCallIssue] - Hydra fills the configuration in
     except (BadInput, HydraException, OmegaConfBaseException) as error:
         from pipeline.launch.hydra_errors import in_words
 
@@ -44,6 +45,10 @@ def main() -> int:
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    finally:
+        if HANDOVER.study is not None:
+            HANDOVER.study.remove_if_unused()
+    return 0 if HANDOVER.outcome is None else report(HANDOVER.outcome)
 
 
 @contextlib.contextmanager

@@ -2,15 +2,16 @@
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import pydantic
 from pydantic import ConfigDict, Field, PositiveInt
 
-from pipeline.launch.bad_input import BadInput
+from pipeline.launch.cluster import ClusterSettings
+from pipeline.launch.errors import BadInput, shown
 from pipeline.study import faults, naming
 from pipeline.study.planning import PlannedRun, repeated_run_ids
 
@@ -39,8 +40,13 @@ class RecipeKnobs(pydantic.BaseModel):
     model_path: str
     train_files: str | list[str]
     val_files: str | list[str]
+    verl: dict[str, Any]
     make_assets: bool = False
-    """The project makes model and data itself on first use: they need not exist beforehand."""
+    """The project makes what lies in assets_dir itself on first use: it need not exist beforehand."""
+    assets_dir: str | None = None
+
+    def is_made(self, path: str) -> bool:
+        return self.make_assets and self.assets_dir is not None and Path(path).is_relative_to(self.assets_dir)
 
     @property
     def workers(self) -> int:
@@ -55,7 +61,9 @@ class RecipeKnobs(pydantic.BaseModel):
 def check_study(study_name: Any, results_dir: Any, rerun: Any) -> Path:
     """Return the study's folder, created and writable. Raises BadInput."""
     if not isinstance(rerun, bool):
-        raise BadInput(f"rerun={rerun!r} must be true or false")
+        raise BadInput(f"rerun={shown(rerun)} must be true or false")
+    if study_name is None:
+        raise BadInput("study_name=null: a study needs a name, for example study_name=pao_lr_sweep")
     try:
         naming.check_study_name(str(study_name))
     except ValueError as error:
@@ -77,28 +85,31 @@ def _not_writable(results_dir: Any, folder: Path, why: str | None) -> str:
 def check_seed(seed: Any) -> int:
     """Raises BadInput unless `seed` is a whole number from 0 to 2^31 - 1."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
-        raise BadInput(f"seed={seed}: a seed is a whole number from 0 to 2147483647 (for example seed=1,2,3)")
+        raise BadInput(f"seed={shown(seed)}: a seed is a whole number from 0 to 2147483647 (for example seed=1,2,3)")
     return seed
 
 
 def check_recipe(recipe: dict[str, Any]) -> RecipeKnobs:
     """Types, ranges, batch sizes that divide, layout that fits, files that exist."""
-    knobs = _knobs(recipe)
+    knobs = validated(RecipeKnobs, recipe, "recipe")
     _check_layout(knobs)
     _check_batches(knobs)
     _check_fault(recipe)
-    if not knobs.make_assets:
-        _check_files(knobs)
+    _check_files(knobs)
     return knobs
 
 
-def _knobs(recipe: dict[str, Any]) -> RecipeKnobs:
+Model = TypeVar("Model", bound=pydantic.BaseModel)
+
+
+def validated(model: type[Model], values: Mapping[str, Any], group: str) -> Model:
+    """`values` of the config group as a model. Raises BadInput for the first that has the wrong type or range."""
     try:
-        return RecipeKnobs.model_validate(recipe)
+        return model.model_validate(values)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in ("recipe", *first["loc"]))
-        value = "" if first["type"] == "missing" else f"={first['input']}"
+        key = ".".join((group, *(part for part in first["loc"] if isinstance(part, str) and part in (*values,))))
+        value = "" if first["type"] == "missing" else f"={shown(first['input'])}"
         raise BadInput(f"{key}{value}: {first['msg'][0].lower()}{first['msg'][1:]}") from error
 
 
@@ -144,14 +155,15 @@ def _check_fault(recipe: dict[str, Any]) -> None:
 
 
 def _check_files(knobs: RecipeKnobs) -> None:
-    if looks_local(knobs.model_path) and not Path(knobs.model_path).expanduser().is_dir():
+    made = knobs.is_made(knobs.model_path)
+    if not made and looks_local(knobs.model_path) and not Path(knobs.model_path).expanduser().is_dir():
         raise BadInput(
             f"recipe.model_path={knobs.model_path}: there is no such folder. Give the folder of a Hugging Face "
             "checkpoint, or a hub name such as Qwen/Qwen2-7B-Instruct"
         )
     for key, files in (("train_files", knobs.train_files), ("val_files", knobs.val_files)):
         for file in [files] if isinstance(files, str) else files:
-            if not Path(file).expanduser().exists():
+            if not knobs.is_made(file) and not Path(file).expanduser().exists():
                 raise BadInput(f"recipe.{key}={file}: there is no such file. README.md tells how to prepare the data")
 
 
@@ -172,9 +184,30 @@ def check_runs(runs: Sequence[PlannedRun]) -> None:
         raise BadInput("cluster.* cannot be swept: all runs of a sweep share one cluster")
 
 
-def check_cluster_address(address: Any) -> None:
+class Tracking(pydantic.BaseModel):
+    """conf/tracking/*.yaml, as far as the launcher cares."""
+
+    model_config = ConfigDict(extra="allow")
+
+    mode: Literal["offline", "online", "disabled"]
+
+
+def check_tracking(tracking: Mapping[str, Any]) -> None:
+    validated(Tracking, tracking, "tracking")
+
+
+def check_cluster(cluster: Mapping[str, Any]) -> None:
+    """Types; then, that a cluster can be reached or started. Raises BadInput."""
+    settings = validated(ClusterSettings, cluster, "cluster")
+    if settings.address is None:
+        check_port_free(settings.dashboard_port)
+    else:
+        check_cluster_address(settings.address)
+
+
+def check_cluster_address(address: str) -> None:
     """Raises BadInput unless `address` is an http address and somebody listens there."""
-    parts = urlsplit(str(address))
+    parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or parts.hostname is None:
         raise BadInput(
             f"cluster.address={address} must be the address of the Ray dashboard, "
@@ -190,10 +223,8 @@ def check_cluster_address(address: Any) -> None:
         ) from error
 
 
-def check_port_free(port: Any) -> None:
+def check_port_free(port: int) -> None:
     """Raises BadInput unless a dashboard can listen on 127.0.0.1:`port`."""
-    if isinstance(port, bool) or not isinstance(port, int) or not 1024 <= port <= 65535:
-        raise BadInput(f"cluster.dashboard_port={port} must be a whole number from 1024 to 65535")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -10,39 +10,40 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import psutil
-import requests
+import pydantic
+from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
+
+from pipeline.launch.errors import ClusterError
+from pipeline.launch.ray_dashboard import RayDashboard
 
 # Every process of a cluster that we start carries this variable: it is how all of them are found again, and no others.
 _MARK = "PIPELINE_CLUSTER_MARK"
 # They would send our requests, or the new cluster's, to somebody else's cluster.
-_HIJACKING = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_DASHBOARD_ADDRESS")
+_HIJACKING = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
+# RAY_AUTH_TOKEN would win over the token file; the other is this process's own setting.
+_NOT_INHERITED = ("RAY_AUTH_TOKEN", "HYDRA_FULL_ERROR")
 
 
-class ClusterError(RuntimeError):
-    """The cluster did not start or does not answer."""
+class ClusterSettings(pydantic.BaseModel):
+    """conf/cluster/*.yaml; conf/cluster/base.yaml says what the fields mean."""
 
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-@dataclass(frozen=True)
-class ClusterSettings:
-    """conf/cluster/*.yaml without the environment of the jobs."""
-
+    name: str
     address: str | None
-    dashboard_port: int
+    dashboard_port: Annotated[int, Field(ge=1024, le=65535)]
     worker_resource: str
-    num_cpus: int | None
-    object_store_memory_mb: int | None
-    start_timeout_s: float
-    free_timeout_s: float
-    stop_timeout_s: float
-
-    @classmethod
-    def from_config(cls, cluster: dict[str, Any]) -> "ClusterSettings":
-        return cls(**{name: cluster[name] for name in cls.__dataclass_fields__})
+    num_cpus: PositiveInt | None
+    # Ray refuses less.
+    object_store_memory_mb: Annotated[int, Field(ge=75)] | None
+    start_timeout_s: PositiveFloat
+    free_timeout_s: PositiveFloat
+    stop_timeout_s: PositiveFloat
+    env: dict[str, str | int | float]
 
 
 def forget_other_clusters() -> None:
@@ -66,18 +67,23 @@ class LocalCluster:
         # Short, because Ray puts Unix sockets below it and their path may have 107 bytes at most.
         self.folder = Path(tempfile.mkdtemp(prefix="pr-", dir="/tmp"))
         self.token_file = self.folder / "token"
-        self.address = f"http://127.0.0.1:{settings.dashboard_port}"
+        self.dashboard = RayDashboard(f"http://127.0.0.1:{settings.dashboard_port}", secrets.token_hex(32))
 
     def start(self) -> None:
         """Start the head node; returns at once. `wait_until_ready` follows."""
         descriptor = os.open(self.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_hex(32))
-        # Ray reads these when it is first imported: here for our own requests, in the child for the cluster.
-        os.environ.pop("RAY_AUTH_TOKEN", None)
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(self.token_file))
-        environment = {name: value for name, value in os.environ.items() if name != "HYDRA_FULL_ERROR"}
-        environment.update({_MARK: self._mark, "RAY_USAGE_STATS_ENABLED": "0"})
+            file.write(self.dashboard.token)
+        # The cluster and its workers inherit this environment (among it WANDB_API_KEY, which so reaches them unseen).
+        environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+        environment.update(
+            {
+                _MARK: self._mark,
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN_PATH": str(self.token_file),
+                "RAY_USAGE_STATS_ENABLED": "0",
+            }
+        )
         with self._output_file.open("wb") as output:
             # Of its own session, so that Ctrl-C at the terminal reaches this process only and the jobs end in order.
             self._process = subprocess.Popen(
@@ -92,8 +98,11 @@ class LocalCluster:
     def _command(self) -> list[str]:
         settings = self._settings
         command = [
+            sys.executable, str(Path(__file__).with_name("dying_with_parent.py")),
             sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats",
             "--port=0", f"--ray-client-server-port={_free_port()}", f"--temp-dir={self.folder / 'ray'}",
+            # No cluster to scale: without its monitor a head node starts faster.
+            "--no-monitor",
             "--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={settings.dashboard_port}",
         ]  # fmt: skip
         if settings.num_cpus is not None:
@@ -109,7 +118,7 @@ class LocalCluster:
         assert self._process is not None
         if self._process.poll() is not None:
             raise ClusterError(f"Ray did not start (exit status {self._process.returncode}):\n{self.output_tail()}")
-        return ask(f"{self.address}/api/version", timeout=2.0) is not None and bool(alive_nodes(self.address))
+        return self.dashboard.answers()
 
     def output_tail(self) -> str:
         return "\n".join(self._output_file.read_text(errors="replace").splitlines()[-20:])
@@ -161,35 +170,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-def token_headers() -> dict[str, str]:
-    """The HTTP header that Ray's token authentication asks for; empty where the user has no token."""
-    path = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    file = Path(path) if path else Path.home() / ".ray" / "auth_token"
-    token = os.environ.get("RAY_AUTH_TOKEN") or (file.read_text().strip() if file.is_file() else "")
-    return {"Authorization": f"Bearer {token}"} if token else {}
-
-
-def ask(url: str, timeout: float = 10.0) -> dict[str, Any] | None:
-    """GET a JSON document of the dashboard; None where nobody listens or the server is not ready yet."""
-    try:
-        response = requests.get(url, headers=token_headers(), timeout=timeout)
-    except (requests.ConnectionError, requests.Timeout):
-        return None
-    return response.json() if response.ok else None
-
-
-def alive_nodes(address: str) -> list[dict[str, Any]]:
-    """The cluster's nodes by Ray's state API, each with `resources_total`."""
-    return listed(address, "nodes?detail=1&filter_keys=state&filter_predicates=%3D&filter_values=ALIVE")
-
-
-def actors_not_dead(address: str) -> list[dict[str, Any]]:
-    """The cluster's actors by Ray's state API, each with `job_id`, `name` and `state`."""
-    return listed(address, "actors?limit=10000&filter_keys=state&filter_predicates=!%3D&filter_values=DEAD")
-
-
-def listed(address: str, what: str) -> list[dict[str, Any]]:
-    answer = ask(f"{address}/api/v0/{what}")
-    return [] if answer is None else answer["data"]["result"]["result"]

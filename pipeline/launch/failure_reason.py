@@ -32,7 +32,7 @@ _BEREAVED = re.compile(
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # In front of every line that Ray forwards from a worker: "(WorkerDict pid=123, ip=10.0.0.1) "
 _WORKER = re.compile(r"^\((?P<name>[^()]*?) pid=(?P<pid>\d+)(?:, ip=[^)]*)?\) ?")
-# The last line of a traceback, such as "torch.OutOfMemoryError: text" or "ray.exceptions.RayTaskError(ValueError): ray::..."
+# The last line of a traceback: "torch.OutOfMemoryError: text", "ray.exceptions.RayTaskError(ValueError): ray::..."
 _EXCEPTION = re.compile(r"^(?P<module>(?:\w+\.)*)(?P<name>[A-Z]\w*[a-z]\w*)(?:\(\w+\))?(?::\s*(?P<text>.*))?$")
 _CRASH = re.compile(r"^(?:Fatal Python error: .*|\*{3} SIG[A-Z]+ received.*|terminate called after throwing .*)$")
 _TRACEBACK_LINES_KEPT = 80

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks the sweep to stop in order, the second ends it at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first asks the sweep to stop in order, the second ends it at once."""
 
 import signal
 import time
@@ -18,8 +18,10 @@ class Interrupts:
         self.signal: signal.Signals | None = None
 
     def __enter__(self) -> "Interrupts":
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._former[number] = signal.signal(number, self._handle)
+        for number in _IN_WORDS:
+            # Under nohup, SIGHUP is ignored and stays so.
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                self._former[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -47,4 +49,8 @@ class Interrupts:
             time.sleep(min(left, 0.1))
 
 
-_IN_WORDS = {signal.SIGINT: "Ctrl-C (SIGINT)", signal.SIGTERM: "SIGTERM"}
+_IN_WORDS = {
+    signal.SIGINT: "Ctrl-C (SIGINT)",
+    signal.SIGTERM: "SIGTERM",
+    signal.SIGHUP: "the end of its terminal (SIGHUP)",
+}

@@ -6,7 +6,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ import requests
 import tenacity
 
 import pipeline
+from pipeline.launch.ray_dashboard import RayDashboard
 from pipeline.study.run_folder import RUN_FOLDER_VARIABLE, write_atomically
 
 JobState = Literal["pending", "running", "succeeded", "failed", "stopped"]
@@ -27,13 +28,18 @@ PLUGIN = "pipeline.train.plugin"
 
 log = logging.getLogger(__name__)
 
+CLUSTER_TROUBLE = (requests.RequestException, RuntimeError)
+"""What asking a cluster can raise: it does not answer, or (Ray's client) answers with anything but status 200."""
+
+
 # The dashboard of a busy machine answers late now and then: that is no reason to give a run up.
-_PATIENTLY = tenacity.retry(
-    retry=tenacity.retry_if_exception_type((requests.ConnectionError, requests.Timeout)),
-    wait=tenacity.wait_exponential(multiplier=0.5, max=10),
-    stop=tenacity.stop_after_delay(60),
-    reraise=True,
-)
+def _patiently(seconds: float) -> tenacity.Retrying:
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(CLUSTER_TROUBLE),
+        wait=tenacity.wait_exponential(multiplier=0.5, max=5),
+        stop=tenacity.stop_after_delay(seconds),
+        reraise=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -59,56 +65,54 @@ class JobSpec:
 
 
 class RayJobs:
-    """The jobs of one cluster."""
+    """The jobs of one cluster. Every method raises one of CLUSTER_TROUBLE when the cluster is in trouble for long."""
 
-    def __init__(self, address: str) -> None:
-        """address: the dashboard's, http://host:port. Raises ConnectionError or ray.exceptions.AuthenticationError."""
+    def __init__(self, dashboard: RayDashboard) -> None:
         from ray.job_submission import JobSubmissionClient
 
-        self._client = JobSubmissionClient(address)
+        # It tells whenever a log has been followed to its end.
+        logging.getLogger("ray.dashboard.modules.job.sdk").setLevel(logging.WARNING)
+        self._client = JobSubmissionClient(dashboard.address, headers=dashboard.headers)
 
-    @_PATIENTLY
     def submit(self, spec: JobSpec) -> None:
-        """Raises RuntimeError when the cluster refuses the job."""
-        try:
-            self._client.submit_job(
-                entrypoint=spec.command(),
-                submission_id=spec.submission_id,
-                runtime_env={"env_vars": spec.env_vars()},
-                metadata=dict(spec.metadata),
-                # Reserved apart from what the trainer's actors take: the job's own process needs none.
-                entrypoint_num_gpus=0,
-            )
-        except RuntimeError:
-            # A repeated request after an answer that got lost: the job is there already.
-            if not self.exists(spec.submission_id):
-                raise
+        for attempt in _patiently(20):
+            with attempt:
+                # After an answer that got lost the job is there already, and Ray would refuse its id.
+                if attempt.retry_state.attempt_number == 1 or not self._exists(spec.submission_id):
+                    self._submit(spec)
 
-    def exists(self, submission_id: str) -> bool:
+    def _submit(self, spec: JobSpec) -> None:
+        self._client.submit_job(
+            entrypoint=spec.command(),
+            submission_id=spec.submission_id,
+            runtime_env={"env_vars": spec.env_vars()},
+            metadata=dict(spec.metadata),
+            # Reserved apart from what the trainer's actors take: the job's own process needs none.
+            entrypoint_num_gpus=0,
+        )
+
+    def _exists(self, submission_id: str) -> bool:
         return any(job.submission_id == submission_id for job in self._client.list_jobs())
 
-    @_PATIENTLY
     def state(self, submission_id: str) -> tuple[JobState, str]:
         """The job's state, which is the authority on how it is going, and Ray's message."""
-        job = self._client.get_job_info(submission_id)
+        job = _patiently(60)(self._client.get_job_info, submission_id)
         state: Any = job.status.value.lower()
         return state, job.message or ""
 
-    @_PATIENTLY
     def stop(self, submission_id: str) -> None:
         """Ask the job to end; it ends later (Ray kills it after 3 s)."""
-        self._client.stop_job(submission_id)
+        _patiently(10)(self._client.stop_job, submission_id)
 
-    @_PATIENTLY
     def driver_job_id(self, submission_id: str) -> str | None:
         """Ray's own id of the job's driver (for its actors); None when it never connected to Ray."""
-        return self._client.get_job_info(submission_id).job_id
+        return _patiently(10)(self._client.get_job_info, submission_id).job_id
 
-    @_PATIENTLY
     def whole_log(self, submission_id: str) -> str:
-        return self._client.get_job_logs(submission_id)
+        return _patiently(10)(self._client.get_job_logs, submission_id)
 
-    def tail(self, submission_id: str) -> Any:
+    def tail(self, submission_id: str) -> AsyncIterator[str]:
+        """The log from its start, as it grows."""
         return self._client.tail_job_logs(submission_id)
 
 
@@ -131,11 +135,13 @@ class JobLog:
         self._thread.start()
 
     def _follow(self) -> None:
+        import aiohttp  # with ray: half a second
+
         while not self._finishing.is_set():
             try:
                 asyncio.run(self._follow_once())
-            except (RuntimeError, OSError) as error:
-                # aiohttp's errors are OSErrors or come as RuntimeError from Ray; `finish` fetches what is missing.
+            except (RuntimeError, OSError, aiohttp.ClientError) as error:
+                # The job's state is asked for elsewhere, and `finish` fetches what is missing here.
                 log.debug("following the log of %s ended: %r", self._submission_id, error)
             self._finishing.wait(1.0)
 

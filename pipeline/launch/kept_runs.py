@@ -8,7 +8,7 @@ from pathlib import Path
 import pydantic
 import yaml
 
-from pipeline.launch.bad_input import BadInput
+from pipeline.launch.errors import BadInput
 from pipeline.study.planning import PlannedRun, differing_keys
 from pipeline.study.run_folder import RunFolder
 
@@ -31,6 +31,14 @@ class StudyFolder:
     def launcher(self) -> Path:
         """Hydra's and Ray's own files; not part of the results."""
         return self.path / "launcher"
+
+    def remove_if_unused(self) -> None:
+        """Take away the folders that were made for a sweep which did not start: they hold no run and no result."""
+        if {path.name for path in self.path.iterdir()} <= {self.launcher.name}:
+            (self.launcher / "multirun.yaml").unlink(missing_ok=True)
+            for folder in (self.launcher, self.path):
+                if folder.exists() and not any(folder.iterdir()):
+                    folder.rmdir()
 
     def next_attempt(self, run_id: str) -> int:
         """1 for a new run; one more than the highest attempt that was moved away."""

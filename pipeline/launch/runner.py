@@ -3,17 +3,19 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.launch import jobs as ray_jobs
 from pipeline.launch.capacity import Capacity
-from pipeline.launch.cluster import ClusterError, ClusterSettings, LocalCluster, forget_other_clusters
+from pipeline.launch.cluster import ClusterSettings, LocalCluster, forget_other_clusters
 from pipeline.launch.display import Display, RunView, display_for
+from pipeline.launch.errors import ClusterError
 from pipeline.launch.failure_reason import failure_of
 from pipeline.launch.interrupts import Interrupts
-from pipeline.launch.jobs import ENDED, JobLog, JobSpec, JobState, RayJobs
+from pipeline.launch.jobs import CLUSTER_TROUBLE, ENDED, JobLog, JobSpec, JobState, RayJobs
 from pipeline.launch.kept_runs import LaunchableRun, StudyFolder, prepare_folder
 from pipeline.launch.progress import Progress
+from pipeline.launch.ray_dashboard import RayDashboard, users_token
 from pipeline.launch.stages import StageReader
 from pipeline.study.records import Failure, Status
 
@@ -25,8 +27,7 @@ class RunOutcome:
     """How one run ended."""
 
     run_id: str
-    state: str
-    """"succeeded", "failed" or "stopped"."""
+    state: Literal["succeeded", "failed", "stopped"]
     reason: str = ""
     kept: bool = False
 
@@ -59,7 +60,7 @@ class Sweep:
     _outcomes: dict[str, RunOutcome] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._settings = ClusterSettings.from_config(dict(self.cluster_config))
+        self._settings = ClusterSettings.model_validate(self.cluster_config)
         self._views = {
             run.run_id: RunView(run.run_id, Progress(run.folder, run.planned.config.recipe.get("steps")))
             for run in self.runs
@@ -87,25 +88,29 @@ class Sweep:
     def _run_all(self, interrupts: Interrupts, display: Display) -> None:
         forget_other_clusters()
         to_run = [run for run in self.runs if not run.kept]
-        local = None if self._settings.address else LocalCluster(self._settings, _most_workers(to_run))
+        if self._settings.address is not None:
+            dashboard = RayDashboard(self._settings.address.rstrip("/"), users_token())
+            self._run_on(dashboard, to_run, interrupts, display)
+            return
+        local = LocalCluster(self._settings, _most_workers(to_run))
         try:
-            address = self._settings.address or self._start(local, interrupts, display)
-            if interrupts.asked:
-                self._do_not_start(to_run, interrupts.reason, display)
-                return
-            jobs = RayJobs(address)
-            capacity = Capacity(address, self._settings.worker_resource)
-            capacity.check(to_run)
-            for run in to_run:
-                prepare_folder(run, self.study)
-            self._one_after_the_other(to_run, jobs, capacity, interrupts, display)
+            self._start(local, interrupts, display)
+            self._run_on(local.dashboard, to_run, interrupts, display)
         finally:
-            if local is not None:
-                self._stop(local, display)
+            self._stop(local, display)
 
-    def _start(self, local: LocalCluster | None, interrupts: Interrupts, display: Display) -> str:
-        assert local is not None
-        display.say(f"starting a Ray cluster on this machine, dashboard {local.address}")
+    def _run_on(
+        self, dashboard: RayDashboard, runs: Sequence[LaunchableRun], interrupts: Interrupts, display: Display
+    ) -> None:
+        if not interrupts.asked:
+            jobs = RayJobs(dashboard)
+            capacity = Capacity(dashboard, self._settings.worker_resource, shared=self._settings.address is not None)
+            capacity.check(runs)
+            runs = self._one_after_the_other(runs, jobs, capacity, interrupts, display)
+        self._do_not_start(runs, interrupts.reason, display)
+
+    def _start(self, local: LocalCluster, interrupts: Interrupts, display: Display) -> None:
+        display.say(f"starting a Ray cluster on this machine, dashboard {local.dashboard.address}")
         began = time.monotonic()
         local.start()
         import ray.job_submission  # noqa: F401 - takes a second, while the cluster starts anyway
@@ -120,7 +125,6 @@ class Sweep:
             display.tick()
         if not interrupts.asked:
             display.say(f"Ray is ready after {time.monotonic() - began:.1f} s; its token is in {local.token_file}")
-        return local.address
 
     def _stop(self, local: LocalCluster, display: Display) -> None:
         failed = any(outcome.state == "failed" for outcome in self._outcomes.values())
@@ -132,33 +136,30 @@ class Sweep:
 
     def _one_after_the_other(
         self, runs: Sequence[LaunchableRun], jobs: RayJobs, capacity: Capacity, interrupts: Interrupts, display: Display
-    ) -> None:
+    ) -> Sequence[LaunchableRun]:
+        """Returns the runs that were not started, because a signal came."""
         for number, run in enumerate(runs):
             if interrupts.asked:
-                self._do_not_start(runs[number:], interrupts.reason, display)
-                return
+                return runs[number:]
+            prepare_folder(run, self.study)
             _OneRun(run, self._views[run.run_id], self, jobs, capacity, interrupts, display).to_its_end()
+        return ()
 
     def _do_not_start(self, runs: Sequence[LaunchableRun], reason: str, display: Display) -> None:
+        """What never ran has no status; a folder of an earlier sweep stays as it is."""
         for run in runs:
-            now = time.time()
-            self.record(
-                run,
-                Status(
-                    state="stopped", reason=f"not started: the sweep was {reason}", attempt=run.attempt,
-                    steps_done=0, started_at=now, ended_at=now,
-                ),
-                display,
-            )  # fmt: skip
+            self._show_end(RunOutcome(run.run_id, "stopped", f"not started, the sweep was {reason}"), display)
 
     def record(self, run: LaunchableRun, status: Status, display: Display) -> None:
-        """Write the terminal marker (where the run's folder was made) and show how the run ended."""
-        if run.folder.config_file.exists():
-            run.folder.write_status(status)
-        view = self._views[run.run_id]
-        view.took_s = status.ended_at - status.started_at
-        view.enter(status.state, status.reason)
-        self._outcomes[run.run_id] = RunOutcome(run.run_id, status.state, status.reason)
+        """Write the terminal marker and show how the run ended."""
+        run.folder.write_status(status)
+        self._views[run.run_id].took_s = status.ended_at - status.started_at
+        self._show_end(RunOutcome(run.run_id, status.state, status.reason), display)
+
+    def _show_end(self, outcome: RunOutcome, display: Display) -> None:
+        view = self._views[outcome.run_id]
+        view.enter(outcome.state, outcome.reason)
+        self._outcomes[outcome.run_id] = outcome
         display.changed(view)
 
     @property
@@ -196,46 +197,42 @@ class _OneRun:
 
     def to_its_end(self) -> None:
         self._view.started_at = time.monotonic()
-        self._stage("waiting for free workers")
-        free, blocked_by = self._wait_for_resources()
-        if self._interrupts.asked:
-            self._end("stopped", self._interrupts.reason)
-        elif not free:
-            self._end("failed", *_launcher_failure(blocked_by))
-        else:
-            self._follow_job()
-
-    def _wait_for_resources(self) -> tuple[bool, str]:
-        began = time.monotonic()
-        while blocked_by := self._capacity.blocked_by(self._run):
-            self._stage(f"waiting: {blocked_by}")
-            if time.monotonic() - began > self._sweep.settings.free_timeout_s:
-                limit = self._sweep.settings.free_timeout_s
-                return False, f"{blocked_by}, still after cluster.free_timeout_s={limit:g} s"
-            self._interrupts.pause(1.0)
-            if self._interrupts.asked:
-                break
-            self._display.tick()
-        return True, ""
-
-    def _follow_job(self) -> None:
-        spec = self._spec()
+        self._stage("asking the cluster")
         try:
-            self._jobs.submit(spec)
-        except (RuntimeError, OSError) as error:
-            self._end("failed", *_launcher_failure(f"Ray refused the job: {error}"))
-            return
+            blocked_by = self._wait_for_resources()
+            if self._interrupts.asked:
+                self._end("stopped", self._interrupts.reason)
+            elif blocked_by:
+                limit = self._sweep.settings.free_timeout_s
+                self._end("failed", *_launcher_failure(f"{blocked_by}, still after cluster.free_timeout_s={limit:g} s"))
+            else:
+                self._run_job()
+        except CLUSTER_TROUBLE as error:
+            self._end("failed", *_launcher_failure(f"the Ray cluster does not do what it is asked: {error}"))
+
+    def _wait_for_resources(self) -> str:
+        """What is still in the way after cluster.free_timeout_s; empty when nothing is."""
+        deadline = time.monotonic() + self._sweep.settings.free_timeout_s
+        while (blocked_by := self._capacity.blocked_by(self._run)) and not self._interrupts.asked:
+            if time.monotonic() > deadline:
+                return blocked_by
+            self._stage(f"waiting: {blocked_by}")
+            self._interrupts.pause(1.0)
+            self._display.tick()
+        return ""
+
+    def _run_job(self) -> None:
+        spec = self._spec()
+        self._jobs.submit(spec)
         self._submission_id = spec.submission_id
         self._stage("job submitted")
         log = JobLog(self._jobs, spec.submission_id, self._run.folder.job_log_file)
         log.start()
         try:
             state, message = self._until_ended(spec.submission_id)
+        finally:
             log.finish()
-            self._capacity.remember(self._jobs.driver_job_id(spec.submission_id))
-        except OSError as error:
-            self._end("failed", *_launcher_failure(f"the Ray cluster does not answer any more ({error})"))
-            return
+        self._capacity.remember(self._jobs.driver_job_id(spec.submission_id))
         self._progress()
         if state == "failed":
             failure = failure_of(self._run.folder, message)
@@ -262,7 +259,6 @@ class _OneRun:
         )
 
     def _until_ended(self, submission_id: str) -> tuple[JobState, str]:
-        """Raises OSError when the cluster does not answer for a minute."""
         while True:
             state, message = self._jobs.state(submission_id)
             if state in ENDED:

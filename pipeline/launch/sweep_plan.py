@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from pipeline.launch import checks
-from pipeline.launch.bad_input import BadInput
+from pipeline.launch.errors import BadInput
 from pipeline.launch.kept_runs import LaunchableRun, StudyFolder, decide
 from pipeline.study.planning import ARM_AND_SEED, in_running_order, planned_run
 
@@ -42,7 +42,7 @@ def plan(
     launchable = decide(in_running_order(runs), study, rerun)
     cluster = runs[0].config.cluster
     if any(not run.kept for run in launchable):
-        _check_cluster(cluster)
+        checks.check_cluster(cluster)
     return SweepPlan(launchable, cluster)
 
 
@@ -62,14 +62,8 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
 def _checked(composed: dict[str, Any]) -> dict[str, Any]:
     checks.check_seed(composed["seed"])
     checks.check_recipe(composed["recipe"])
-    return composed
-
-
-def _check_cluster(cluster: Mapping[str, Any]) -> None:
-    if cluster["address"] is None:
-        checks.check_port_free(cluster["dashboard_port"])
-    else:
-        checks.check_cluster_address(cluster["address"])
+    checks.check_tracking(composed["tracking"])
+    return {**composed, "study_name": str(composed["study_name"])}
 
 
 def swept_values(job_overrides: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
