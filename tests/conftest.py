@@ -1,0 +1,22 @@
+"""Order and skipping, for every test."""
+
+import importlib.util
+
+import pytest
+
+
+def _has_gpu() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Fast tests first; a test that needs a GPU skips where there is none."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu and not _has_gpu():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU that torch can use"))
