@@ -81,9 +81,9 @@ class _Signs:
 
     @property
     def able(self) -> BoolArray:
-        """Rows in which a working optimizer must change something: lr and gradients above zero, elements to change."""
+        """Rows in which a working optimizer must change something: lr and gradients are not 0, there are elements."""
         elements = self.run.updates.column("elements")
-        return (self.lr > 0) & ~(self.grad_norm == 0) & ~(elements == 0) & np.isfinite(self.liveness)
+        return ~(self.lr == 0) & ~(self.grad_norm == 0) & ~(elements == 0) & np.isfinite(self.liveness)
 
     def dead_ranks(self) -> list[int]:
         """Ranks on which no optimizer step that could change anything changed a single bit."""
@@ -109,13 +109,17 @@ def diagnose(run: Run) -> Diagnosis:
         _on_policy,
     )
     findings = [candidate(signs) for candidate in candidates]
-    outcome = next((found.candidate for found in findings if found.holds), "healthy")
+    without: DiagnosisOutcome = "healthy" if signs.able.any() else "not enough data"
+    holding: list[DiagnosisOutcome] = [found.candidate for found in findings if found.holds]
+    outcome = holding[0] if holding else without
     findings.append(_healthy(signs, outcome == "healthy"))
+    if outcome == "not enough data":
+        findings.append(Finding(outcome, True, "no optimizer step had a learning rate and gradients above 0"))
     return Diagnosis(outcome, findings, note)
 
 
-def worst(diagnoses: list[Diagnosis]) -> Diagnosis | None:
-    """The most alarming of several runs' diagnoses; None for no run."""
+def worst(diagnoses: list[Diagnosis]) -> Diagnosis:
+    """The most alarming of several runs' diagnoses (one at least)."""
     order: tuple[DiagnosisOutcome, ...] = (
         "non-finite",
         "dead optimizer",
@@ -126,7 +130,7 @@ def worst(diagnoses: list[Diagnosis]) -> Diagnosis | None:
         "on-policy by design",
         "healthy",
     )
-    return min(diagnoses, key=lambda diagnosis: order.index(diagnosis.outcome), default=None)
+    return min(diagnoses, key=lambda diagnosis: order.index(diagnosis.outcome))
 
 
 def _ended(run: Run) -> str:
@@ -194,11 +198,9 @@ def _death_certificate(signs: _Signs, dead: list[int], able_updates: int) -> str
     where = "" if len(dead) == ranks else f" on rank {', '.join(map(str, dead))}"
     elements = run.updates.column("elements")
     counted = f"{int(np.nanmax(elements)):,} " if np.isfinite(elements).any() else ""
-    parts = [
-        f"none of {able_updates} optimizer steps changed a single bit of the {counted}trainable elements{where}, "
-        f"although lr was {_range(signs.lr[signs.able])} and grad_norm, which is computed before the update, "
-        f"looked normal ({_range(signs.grad_norm[signs.able])})"
-    ]
+    nothing = f"none of {able_updates} optimizer steps changed a single bit of the {counted}trainable elements{where}"
+    looked_normal = f"lr was {_range(signs.lr[signs.able])}, grad_norm {_range(signs.grad_norm[signs.able])}"
+    parts = [f"{nothing}, although all else looked normal ({looked_normal}: it is computed before the update)"]
     later = signs.kl[(signs.mini_batch > 0) & np.isfinite(signs.kl)]
     if len(later) and not later.any():
         parts.append(
@@ -239,8 +241,9 @@ def _stale_rollout(signs: _Signs) -> Finding:
     first, later = float(values[0]), float(np.median(values[-max(1, len(values) // 3) :]))
     holds = later > _ROLLOUT_FLOOR and later > _ROLLOUT_GROWTH * first
     evidence = (
-        f"the mean rollout-vs-actor probability difference is {first:.2g} at step 1, before any update, and {later:.2g} "
-        f"in the last steps: the rollout {'still samples from old weights' if holds else 'follows the actor'}"
+        f"the mean rollout-vs-actor probability difference is {first:.2g} at step 1, before any update, and "
+        f"{later:.2g} in the last steps: the rollout "
+        + ("still samples from old weights" if holds else "follows the actor")
     )
     return Finding(name, holds, evidence)
 
@@ -265,6 +268,8 @@ def _healthy(signs: _Signs, holds: bool) -> Finding:
 
 
 def _range(values: FloatArray) -> str:
+    if not np.isfinite(values).any():
+        return "not recorded"
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
 

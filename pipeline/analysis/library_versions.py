@@ -31,7 +31,7 @@ def package_version(environment: Environment | None, name: str) -> str | None:
 
 
 def megatron_core_in_words(environment: Environment | None) -> str:
-    """ "megatron-core 0.13.1 is known to be affected (...)"."""
+    """Whether the recorded release is affected, as part of a sentence."""
     version = package_version(environment, "megatron-core")
     affected = None if version is None else has_dead_pao(version)
     if version is None:

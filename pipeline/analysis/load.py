@@ -23,6 +23,7 @@ _MOST_WORKERS = 4
 
 BASELINE = "baseline"
 BASELINE_REPEAT = "baseline_repeat"
+_KNOWN_ARMS = (BASELINE, BASELINE_REPEAT, "pao", "pao_bf16_moments", "pao_bf16_all")
 
 MEMORY_PHASES = ("after_update", "peak_forward_backward", "peak_optimizer_step")
 MEMORY_SOURCES = ("rss", "allocated", "reserved", "device")
@@ -177,9 +178,9 @@ class Study:
         return self.runs[0].config.gates_hash
 
 
-def arm_order(arm: str) -> tuple[int, int, str]:
-    """The order of arms everywhere: the baseline and its repetition first, then the short names before the long."""
-    return (0 if arm == BASELINE else 1 if arm == BASELINE_REPEAT else 2, len(arm), arm)
+def arm_order(arm: str) -> tuple[int, str]:
+    """The order of arms everywhere: from the baseline to what saves most, then others by name."""
+    return (_KNOWN_ARMS.index(arm) if arm in _KNOWN_ARMS else len(_KNOWN_ARMS), arm)
 
 
 def load_runs(study_folder: Path) -> tuple[list[Run], list[str]]:

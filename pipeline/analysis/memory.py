@@ -133,10 +133,10 @@ def lifetime_peak_gib(run: Run) -> float | None:
     return float(known.max()) if len(known) else None
 
 
-def memory_differences(pairs: list[Pair]) -> list[MemoryDifference]:
-    """Every source and phase that both runs of at least one pair measured on the same ranks."""
+def memory_differences(pairs: list[Pair], memory: dict[str, RunMemory]) -> list[MemoryDifference]:
+    """Every source and phase that both runs of at least one pair measured on the same ranks. memory: by run id."""
     found: list[MemoryDifference] = []
-    both = [(run_memory(pair.baseline).readings, run_memory(pair.treatment).readings) for pair in pairs]
+    both = [(memory[pair.baseline.id].readings, memory[pair.treatment.id].readings) for pair in pairs]
     for source in MEMORY_SOURCES:
         for phase in PHASES:
             largest: list[tuple[float, float]] = []

@@ -45,7 +45,7 @@ def judge_savings(pairs: list[Pair], memory: list[MemoryDifference]) -> Savings:
         (
             rank,
             baseline.gib("predicted", rank) - treatment.gib("predicted", rank),
-            _found_gib(baseline, treatment, rank),
+            _less_gib("found", baseline, treatment, rank),
         )
         for rank in sorted({row.rank for row in baseline.rows} & {row.rank for row in treatment.rows})
     ]
@@ -59,8 +59,8 @@ def judge_savings(pairs: list[Pair], memory: list[MemoryDifference]) -> Savings:
     return Savings("as predicted", told, explained, found, per_rank)
 
 
-def _found_gib(baseline: RunLedger, treatment: RunLedger, rank: int) -> float:
-    return baseline.gib("found", rank) - treatment.gib("found", rank)
+def _less_gib(what: str, baseline: RunLedger, treatment: RunLedger, rank: int) -> float:
+    return baseline.gib(what, rank) - treatment.gib(what, rank)
 
 
 def _alarms(run: Run, ledger: RunLedger, explained: float, found: float) -> list[str]:
@@ -87,7 +87,7 @@ def _allocator_alarms(baseline: RunLedger, treatment: RunLedger, memory: list[Me
     if not steady:
         return []
     ranks = {row.rank for row in baseline.rows} & {row.rank for row in treatment.rows}
-    counted = sum(_found_gib(baseline, treatment, rank) for rank in ranks) / len(ranks)
+    counted = sum(_less_gib("found", baseline, treatment, rank) for rank in ranks) / len(ranks)
     saved = -steady[0].difference
     if saved <= counted + max(_ALLOCATOR_TOLERANCE * abs(counted), _ALLOCATOR_FLOOR_GIB):
         return []

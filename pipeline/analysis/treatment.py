@@ -33,7 +33,7 @@ class TreatmentCheck:
 
 
 def kind_words(kind: str) -> str:
-    """ "exp_avg" -> "first moments"."""
+    """exp_avg -> first moments."""
     return _KIND_WORDS[kind]
 
 

@@ -1,0 +1,172 @@
+"""Everything that the analysis concludes from a study, before it is put into words, numbers and pictures."""
+
+from dataclasses import dataclass
+
+from pipeline.analysis.cost import TimeRatio, optimizer_step_ratio, step_ratio
+from pipeline.analysis.diagnosis import ALIVE, Diagnosis, diagnose, worst
+from pipeline.analysis.exact import compare_exactly
+from pipeline.analysis.ledger import RunLedger, predict_and_compare
+from pipeline.analysis.load import BASELINE, Pair, Run, Study
+from pipeline.analysis.memory import MemoryDifference, RunMemory, memory_differences, run_memory
+from pipeline.analysis.parity import judge_parity
+from pipeline.analysis.results import ExactComparison, ParityResult
+from pipeline.analysis.savings import Savings, judge_savings
+from pipeline.analysis.treatment import TreatmentCheck, check_treatment
+from pipeline.analysis.words import gib
+
+
+@dataclass(frozen=True)
+class ArmConclusion:
+    """One arm: what its runs hold and whether their updates are alive."""
+
+    runs: list[Run]
+    ledger: RunLedger | None
+    """Of the first run that has one; `ledgers_differ` tells whether another run's bytes are not the same."""
+    ledgers_differ: bool
+    treatment: TreatmentCheck
+    """The worst of the runs' checks."""
+    diagnosis: Diagnosis
+    """The worst of the runs' diagnoses."""
+    diagnosed: str
+    """The run that `diagnosis` is of."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One treatment arm against its baseline."""
+
+    arm: str
+    pairs: list[Pair]
+    treatment: TreatmentCheck
+    updates: Diagnosis
+    savings: Savings
+    parity: ParityResult
+    memory: list[MemoryDifference]
+    optimizer_step: TimeRatio | None
+    step: TimeRatio | None
+    device_gib: float | None
+    device: str
+    """ "GPU" or "worker": what a rank runs on."""
+
+    @property
+    def valid_pairs(self) -> list[Pair]:
+        return [pair for pair in self.pairs if pair.valid]
+
+    @property
+    def steady(self) -> MemoryDifference | None:
+        """The trainer's own steady state: the allocator's, or the process's on the host."""
+        found = [item for item in self.memory if item.phase == "after_update" and item.source in ("allocated", "rss")]
+        return found[0] if found else None
+
+    @property
+    def trade(self) -> str:
+        """The whole trade in one line: GiB saved, percent of the device, step time, parity."""
+        parts = [self._saved(), self._updates(), self._times(), f"parity: {self.parity.outcome}"]
+        return f"{self.arm}: {'; '.join(part for part in parts if part)}"
+
+    def _saved(self) -> str:
+        savings = self.savings
+        if savings.found is None or savings.explained is None:
+            return "saving not measured"
+        per_rank = [found for _, _, found in savings.gib_per_rank]
+        mean = sum(per_rank) / len(per_rank) if per_rank else 0.0
+        percent = f", {100 * mean / self.device_gib:.2g} % of its {self.device_gib:.0f} GiB" if self.device_gib else ""
+        told = f"{gib(mean)} GiB per {self.device}{percent} ({savings.found:.2f} bytes per parameter)"
+        if savings.outcome == "alarm":
+            return f"ALARM: {told} gone where {savings.explained:.2f} can be saved"
+        return f"saves {told}"
+
+    def _updates(self) -> str:
+        return f"updates: {self.updates.outcome}" if self.updates.outcome in ALIVE else self.updates.outcome.upper()
+
+    def _times(self) -> str:
+        parts = [
+            f"{name} {ratio.ratio:.2f} x"
+            for name, ratio in (("optimizer step", self.optimizer_step), ("whole step", self.step))
+            if ratio is not None
+        ]
+        return f"time: {', '.join(parts)}" if parts else ""
+
+
+@dataclass(frozen=True)
+class Conclusions:
+    """All of a study."""
+
+    study: Study
+    arms: dict[str, ArmConclusion]
+    verdicts: dict[str, Verdict]
+    diagnoses: dict[str, Diagnosis]
+    """By run id."""
+    memory: dict[str, RunMemory]
+    """By run id."""
+    first_differences: dict[tuple[str, str], ExactComparison]
+    """By pair id and treatment arm."""
+
+    @property
+    def one_line(self) -> str:
+        """The study's answer."""
+        if self.verdicts:
+            return " | ".join(verdict.trade for verdict in self.verdicts.values())
+        arms = ", ".join(f"{name} {arm.diagnosis.outcome}" for name, arm in self.arms.items())
+        return f"no treatment arm, so nothing to compare; updates: {arms}"
+
+
+def conclude(study: Study) -> Conclusions:
+    """Judge every run, arm, pair and treatment of a study."""
+    diagnoses = {run.id: diagnose(run) for run in study.runs}
+    memory = {run.id: run_memory(run) for run in study.runs}
+    return Conclusions(
+        study,
+        arms={arm: _arm(study.runs_of(arm), diagnoses) for arm in study.arms},
+        verdicts={arm: _verdict(study, arm, diagnoses, memory) for arm in study.treatments},
+        diagnoses=diagnoses,
+        memory=memory,
+        first_differences={(pair.id, pair.treatment.arm): compare_exactly([pair], []) for pair in study.pairs},
+    )
+
+
+def _arm(runs: list[Run], diagnoses: dict[str, Diagnosis]) -> ArmConclusion:
+    ledgers = [ledger for run in runs if (ledger := predict_and_compare(run)) is not None]
+    diagnosis = worst([diagnoses[run.id] for run in runs])
+    return ArmConclusion(
+        runs,
+        ledgers[0] if ledgers else None,
+        len({ledger.found for ledger in ledgers}) > 1,
+        _worst_check(runs),
+        diagnosis,
+        next(run.id for run in runs if diagnoses[run.id] is diagnosis),
+    )
+
+
+def _worst_check(runs: list[Run]) -> TreatmentCheck:
+    order = ("not in effect", "not checked", "in effect")
+    return min((check_treatment(run) for run in runs), key=lambda check: order.index(check.outcome))
+
+
+def _verdict(study: Study, arm: str, diagnoses: dict[str, Diagnosis], memory: dict[str, RunMemory]) -> Verdict:
+    pairs = study.pairs_of(arm)
+    runs = study.runs_of(arm)
+    # Times and memory of an arm that is not what it says would be misleading; where no pair is valid they are all
+    # there is, and the report says that they are.
+    measured = [pair for pair in pairs if pair.valid] or pairs
+    differences = memory_differences(measured, memory)
+    sizes = [size for run in runs if (size := memory[run.id].device_gib)]
+    on_gpu = any(run.environment is not None and run.environment.platform == "cuda" for run in runs)
+    return Verdict(
+        arm,
+        pairs,
+        _worst_check(runs),
+        worst([diagnoses[run.id] for run in runs]),
+        judge_savings(pairs, differences),
+        judge_parity(study, study.pairs, arm),
+        differences,
+        optimizer_step_ratio(measured),
+        step_ratio(measured),
+        max(sizes) if sizes else None,
+        "GPU" if on_gpu else "worker",
+    )
+
+
+def baseline_of(conclusions: Conclusions) -> ArmConclusion | None:
+    """The baseline arm, when it ran."""
+    return conclusions.arms.get(BASELINE)

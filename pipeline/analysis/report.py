@@ -1,0 +1,203 @@
+"""report.md and pr_comment.md: one template, filled with what was concluded."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from pipeline.analysis.conclusions import Conclusions
+from pipeline.analysis.diagnosis import ALIVE
+from pipeline.analysis.figures import Picture
+from pipeline.analysis.load import BASELINE, Study
+from pipeline.analysis.pairs import why_it_ended
+from pipeline.analysis.provenance import (
+    environment_in_words,
+    hardware_in_words,
+    recorded_environment,
+    reproduce_command,
+    settings_by_arm,
+)
+from pipeline.analysis.report_tables import (
+    candidates_table,
+    cost_table,
+    diagnosis_table,
+    difference_table,
+    ledger_table,
+    memory_table,
+    parity_table,
+    savings_table,
+)
+from pipeline.analysis.words import alike, short_list, shortened
+
+PR_LIMIT = 60_000
+"""Characters; GitHub refuses comments above 65,536."""
+
+
+def render_report(conclusions: Conclusions, pictures: list[Picture]) -> str:
+    """report.md, with pictures by relative path."""
+    return _render(conclusions, pictures, "", pr=False)
+
+
+def render_pr_comment(conclusions: Conclusions, pictures: list[Picture], image_prefix: str = "") -> str:
+    """pr_comment.md: the "Test" section of verl's pull request template. At most PR_LIMIT characters.
+
+    image_prefix: what stands before "figures/<name>.png", a URL where the comment cannot see the files.
+    """
+    text = _render(conclusions, pictures, image_prefix, pr=True)
+    if len(text) <= PR_LIMIT:
+        return text
+    note = f"\n\n(cut here: a comment holds {PR_LIMIT:,} characters; report.md has the rest)\n"
+    return text[: PR_LIMIT - len(note)].rsplit("\n", 1)[0] + note
+
+
+def _render(conclusions: Conclusions, pictures: list[Picture], image_prefix: str, *, pr: bool) -> str:
+    environment = Environment(
+        loader=PackageLoader("pipeline.analysis"),
+        undefined=StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    by_name = {picture.file: picture for picture in pictures}
+
+    def picture(name: str) -> str:
+        found = by_name.get(f"figures/{name}.png")
+        return f"![{found.alt}]({image_prefix}{found.file})\n" if found else ""
+
+    text = environment.get_template("report.md.j2").render(
+        pr=pr, picture=picture, details=_details, **_context(conclusions)
+    )
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def _details(summary: str, content: str) -> str:
+    return f"<details><summary>{summary}</summary>\n\n{content}\n\n</details>\n" if content else ""
+
+
+def _context(conclusions: Conclusions) -> dict[str, Any]:
+    study = conclusions.study
+    treatments = ", ".join(study.treatments)
+    return {
+        "title": f"{study.name}: {BASELINE} against {treatments}" if treatments else study.name,
+        "answer": _answer(conclusions),
+        "stands_on": _stands_on(study),
+        "warnings": _warnings(conclusions),
+        "savings_table": savings_table(conclusions),
+        "savings_sentences": [f"{arm}: {verdict.savings.sentence}" for arm, verdict in conclusions.verdicts.items()],
+        "memory_table": memory_table(conclusions),
+        "ledger_table": ledger_table(conclusions),
+        "diagnosis_table": diagnosis_table(conclusions),
+        "diagnosis_notes": [
+            (arm, found.diagnosis.note) for arm, found in conclusions.arms.items() if found.diagnosis.note
+        ],
+        "candidates_table": candidates_table(conclusions),
+        "parity_sentences": _parity_sentences(conclusions),
+        "parity_table": parity_table(conclusions),
+        "gates": _gates(conclusions),
+        "difference_table": difference_table(conclusions),
+        "cost_table": cost_table(conclusions),
+        "left_out": short_list(list(_left_out(conclusions)), 16),
+        "command": reproduce_command(study),
+        "environment": environment_in_words(study),
+        "overrides": settings_by_arm(study),
+        "not_shown": list(_not_shown(conclusions)),
+    }
+
+
+def _answer(conclusions: Conclusions) -> str:
+    """One line of Markdown, however many arms there are."""
+    if not conclusions.verdicts:
+        return f"**{conclusions.one_line}**"
+    return "<br>".join(f"**{verdict.trade}**" for verdict in conclusions.verdicts.values())
+
+
+def _stands_on(study: Study) -> str:
+    judged = [pair for pair in study.pairs if not pair.is_noise_floor]
+    valid = sum(pair.valid for pair in judged)
+    seeds = sorted({run.seed for run in study.runs})
+    steps = sorted({len(run.steps) for run in study.runs})
+    repeats = sum(pair.is_noise_floor and pair.valid for pair in study.pairs)
+    parts = [
+        f"{valid} of {len(judged)} pairs valid",
+        f"{repeats} A/A pairs",
+        f"{len(study.runs)} runs of {steps[0]}{f' to {steps[-1]}' if len(steps) > 1 else ''} steps",
+        f"seed{'s' if len(seeds) > 1 else ''} {', '.join(short_list([str(seed) for seed in seeds], 10))}",
+    ]
+    return f"Stands on: {'; '.join(parts)}. {hardware_in_words(study)}."
+
+
+def _warnings(conclusions: Conclusions) -> list[str]:
+    warnings = [
+        f"{arm}: {verdict.savings.sentence}"
+        for arm, verdict in conclusions.verdicts.items()
+        if verdict.savings.outcome == "alarm"
+    ]
+    warnings += [
+        f"{arm}: {found.diagnosis.outcome}: {found.diagnosis.evidence}"
+        for arm, found in conclusions.arms.items()
+        if found.diagnosis.outcome not in (*ALIVE, "not enough data")
+    ]
+    return warnings
+
+
+def _parity_sentences(conclusions: Conclusions) -> list[str]:
+    if not conclusions.verdicts:
+        return ["No treatment arm ran: there is nothing to compare."]
+    sentences: list[str] = []
+    for verdict in conclusions.verdicts.values():
+        sentences.append(
+            f"**{verdict.arm}: {verdict.parity.outcome}** ({verdict.parity.mode}). {verdict.parity.sentence}"
+        )
+        sentences.extend(f"{verdict.arm}: {note}" for note in short_list(verdict.parity.notes))
+    return sentences
+
+
+def _gates(conclusions: Conclusions) -> str:
+    verdicts = list(conclusions.verdicts.values())
+    if not verdicts:
+        return ""
+    lines = verdicts[0].parity.gates
+    listed = "\n".join(f"- {line}" for line in lines)
+    return f"{listed}\n\nSHA-256 stored with the runs: `{conclusions.study.gates_hash}`"
+
+
+def _left_out(conclusions: Conclusions) -> Iterator[str]:
+    study = conclusions.study
+    for pair in study.pairs:
+        if not pair.valid:
+            reasons = "; ".join(short_list([shortened(reason) for reason in pair.reasons], 4))
+            yield f"pair {pair.id} with {pair.treatment.arm}: {reasons}"
+    paired = {run.id for pair in study.pairs for run in (pair.baseline, pair.treatment)}
+    for run in study.runs:
+        if run.id not in paired and (run.status is None or run.status.state != "succeeded"):
+            yield f"{run.id}: {run.status.state if run.status else 'not ended'}: {shortened(why_it_ended(run))}"
+    yield from map(shortened, study.notes)
+    notes = [(run.id, note) for run in study.runs for note in [*run.notes, *conclusions.memory[run.id].notes]]
+    yield from map(shortened, alike(notes))
+
+
+def _not_shown(conclusions: Conclusions) -> Iterator[str]:
+    study = conclusions.study
+    environment = recorded_environment(study)
+    if environment is not None and environment.stand_ins:
+        yield (
+            "Nothing here was measured on a GPU. In place of the GPU stack stood: "
+            f"{'; '.join(environment.stand_ins)}. Memory is a process's resident memory; times are those of a CPU"
+        )
+    recipe = study.runs[0].config.recipe
+    longest = max(len(run.steps) for run in study.runs)
+    model = recipe.get("model_name", "not recorded")
+    yield f"Training longer than {longest} steps, other models than {model}, other parallel layouts than this one"
+    for arm, verdict in conclusions.verdicts.items():
+        if not verdict.valid_pairs:
+            yield f"Anything about the parity of {arm}: no pair is valid"
+        elif len(verdict.valid_pairs) == 1:
+            yield f"Equivalence of {arm}: one pair never establishes it"
+    if conclusions.verdicts and not any(pair.is_noise_floor and pair.valid for pair in study.pairs):
+        yield "The noise floor: there is no valid A/A pair (arm baseline_repeat)"
+    frozen = sum(found.ledger.frozen_elements for found in conclusions.arms.values() if found.ledger)
+    if frozen:
+        yield "Frozen parameters: they lie outside the DDP buffers and the ledger (2 bytes each in every arm)"
+    yield "Resuming from a checkpoint"

@@ -1,0 +1,145 @@
+"""The tables of the report, each as Markdown; "" where there is nothing to show."""
+
+from pipeline.analysis.conclusions import Conclusions
+from pipeline.analysis.cost import TimeRatio
+from pipeline.analysis.load import BASELINE
+from pipeline.analysis.memory import PHASE_WORDS, SOURCE_WORDS
+from pipeline.analysis.results import ParityMetric
+from pipeline.analysis.treatment import kind_words
+from pipeline.analysis.words import gib, number, table
+
+_ROWS = 40
+
+
+def diagnosis_table(conclusions: Conclusions) -> str:
+    rows = [
+        [arm, f"**{found.diagnosis.outcome}**", found.diagnosis.evidence] for arm, found in conclusions.arms.items()
+    ]
+    return table(["arm", "diagnosis", "evidence"], rows)
+
+
+def savings_table(conclusions: Conclusions) -> str:
+    rows: list[list[object]] = []
+    for arm, found in conclusions.arms.items():
+        ledger, verdict = found.ledger, conclusions.verdicts.get(arm)
+        per_rank = [gib_found for _, _, gib_found in verdict.savings.gib_per_rank] if verdict else []
+        rows.append(
+            [
+                arm,
+                found.treatment.outcome,
+                None if ledger is None else f"{ledger.predicted:.2f}",
+                None if ledger is None else f"{ledger.found:.2f}",
+                None if ledger is None else f"{ledger.per_parameter('padding'):.2f}",
+                None if ledger is None else f"{ledger.per_parameter('unexplained'):.2f}",
+                _spread(per_rank) if per_rank else None,
+                verdict.savings.outcome if verdict else None,
+            ]
+        )
+    degrees = {found.ledger.distributed_optimizer_degree for found in conclusions.arms.values() if found.ledger}
+    d = f" (d = {', '.join(map(str, sorted(degrees)))})" if degrees else ""
+    head = ["arm", "treatment check", f"bytes/param predicted{d}", "found", "buffer padding", "unexplained"]
+    return table([*head, "GiB saved per rank", "saving"], rows)
+
+
+def _spread(values: list[float]) -> str:
+    low, high = gib(min(values)), gib(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def memory_table(conclusions: Conclusions) -> str:
+    verdicts = list(conclusions.verdicts.values())
+    keys = list(dict.fromkeys((item.source, item.phase) for verdict in verdicts for item in verdict.memory))
+    rows: list[list[object]] = []
+    for source, phase in keys:
+        found = [next((i for i in v.memory if (i.source, i.phase) == (source, phase)), None) for v in verdicts]
+        baseline = next(item.baseline for item in found if item is not None)
+        differences = [None if item is None else gib(item.difference, sign=True) for item in found]
+        rows.append([SOURCE_WORDS[source], PHASE_WORDS[phase], gib(baseline), *differences])
+    return table(["what was read", "phase", BASELINE, *(f"{verdict.arm} −{BASELINE}" for verdict in verdicts)], rows)
+
+
+def ledger_table(conclusions: Conclusions) -> str:
+    rows = [
+        [
+            arm,
+            row.rank,
+            kind_words(row.kind),
+            row.predicted_dtype or "–",
+            row.found_dtype or "none",
+            gib(row.predicted_bytes / 2**30),
+            gib(row.found_bytes / 2**30),
+            gib(row.padding_bytes / 2**30),
+            gib(row.uneven_bytes / 2**30, sign=True),
+            gib(row.unexplained_bytes / 2**30, sign=True),
+        ]
+        for arm, found in conclusions.arms.items()
+        if found.ledger is not None
+        for row in found.ledger.rows
+    ]
+    head = ["arm", "rank", "kind", "dtype predicted", "found", "GiB predicted", "found", "padding", "uneven shard"]
+    return table([*head, "unexplained"], rows, limit=_ROWS)
+
+
+def candidates_table(conclusions: Conclusions) -> str:
+    rows = [
+        [arm, finding.candidate, "**yes**" if finding.holds else "no", finding.evidence]
+        for arm, found in conclusions.arms.items()
+        for finding in found.diagnosis.findings
+    ]
+    return table(["arm", "candidate", "holds", "evidence"], rows, limit=_ROWS)
+
+
+def parity_table(conclusions: Conclusions) -> str:
+    rows = [
+        [
+            verdict.arm,
+            metric.name,
+            metric.unit,
+            metric.n_pairs,
+            number(metric.mean_difference),
+            _interval(metric),
+            None if metric.margin is None else f"± {metric.margin:.3g}",
+            number(metric.max_difference),
+            number(metric.p_tost),
+            number(metric.p_difference),
+            metric.outcome + (f": {metric.note}" if metric.note else ""),
+        ]
+        for verdict in conclusions.verdicts.values()
+        for metric in verdict.parity.metrics
+    ]
+    head = ["arm", "metric", "unit", "pairs", "mean difference", "90 % interval", "margin", "largest difference"]
+    return table([*head, "p (TOST)", "p (difference)", "outcome"], rows, limit=_ROWS)
+
+
+def _interval(metric: ParityMetric) -> str | None:
+    if metric.ci_low is None or metric.ci_high is None:
+        return None
+    return f"{metric.ci_low:.3g} to {metric.ci_high:.3g}"
+
+
+def difference_table(conclusions: Conclusions) -> str:
+    rows: list[list[object]] = []
+    for pair in conclusions.study.pairs:
+        found = conclusions.first_differences[pair.id, pair.treatment.arm]
+        same = "no difference in any metric but times and memory" if len(pair.baseline.steps) else "no rows"
+        where = same if found.first_step is None else f"`{found.first_metric}`"
+        setting = f" ({pair.setting})" if pair.setting else ""
+        size = number(found.first_difference)
+        rows.append([f"{pair.treatment.arm}{setting}", pair.seed, found.first_step, where, size])
+    return table(
+        ["arm", "seed", "first step that differs", "metric that differs most there", "relative"], rows, limit=_ROWS
+    )
+
+
+def cost_table(conclusions: Conclusions) -> str:
+    rows: list[list[object]] = []
+    for verdict in conclusions.verdicts.values():
+        invalid = "" if verdict.valid_pairs else " (from pairs that are not valid)"
+        for name, ratio in (("optimizer step", verdict.optimizer_step), ("whole step", verdict.step)):
+            if ratio is not None:
+                rows.append([verdict.arm + invalid, name, *_seconds(ratio), str(ratio), ratio.basis])
+    return table(["arm", "what", f"{BASELINE}, s", "arm, s", "ratio (interval)", "interval"], rows)
+
+
+def _seconds(ratio: TimeRatio) -> tuple[str, str]:
+    return f"{ratio.baseline_s:.3g}", f"{ratio.treatment_s:.3g}"
