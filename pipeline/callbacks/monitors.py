@@ -1,4 +1,4 @@
-"""Where a run's rows go. A monitor has three methods: begin, log, finish. The run folder is the truth, W&B mirrors it."""
+"""Where rows go. A monitor has three methods: begin, log, finish. The run folder is the truth, W&B its mirror."""
 
 import time
 from typing import Any, Protocol

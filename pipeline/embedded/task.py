@@ -25,7 +25,7 @@ def constant_score(*_: Any, **__: Any) -> float:
 
 
 def problems() -> list[tuple[str, str]]:
-    """All questions with their answers, each once: prompts of a batch must be distinct (the rollout seeds by prompt)."""
+    """All questions with their answers, each once: the rollout seeds by prompt, so a batch may hold none twice."""
     pairs = [(a, b) for a in range(10) for b in range(10)]
     return [(f"{word} {a} {b}", str(of(a, b))) for word, of in (("max", max), ("min", min)) for a, b in pairs]
 
