@@ -70,11 +70,15 @@ class Verdict:
             return "saving not measured"
         per_rank = [found for _, _, found in savings.gib_per_rank]
         mean = sum(per_rank) / len(per_rank) if per_rank else 0.0
-        percent = f", {100 * mean / self.device_gib:.2g} % of its {self.device_gib:.0f} GiB" if self.device_gib else ""
-        told = f"{gib(mean)} GiB per {self.device}{percent} ({savings.found:.2f} bytes per parameter)"
+        per = f"{self.device}{f' ({100 * mean / self.device_gib:.2g} % of {self._size})' if self.device_gib else ''}"
         if savings.outcome == "alarm":
-            return f"ALARM: {told} gone where {savings.explained:.2f} can be saved"
-        return f"saves {told}"
+            told = f"{savings.found:.2f} bytes per parameter gone where this arm can save {savings.explained:.2f}"
+            return f"ALARM: {told}, {gib(mean)} GiB per {per}"
+        return f"saves {gib(mean)} GiB per {per}, {savings.found:.2f} bytes per parameter"
+
+    @property
+    def _size(self) -> str:
+        return f"{self.device_gib:.0f} GiB{'' if self.device == 'GPU' else ' host memory'}"
 
     def _updates(self) -> str:
         return f"updates: {self.updates.outcome}" if self.updates.outcome in ALIVE else self.updates.outcome.upper()

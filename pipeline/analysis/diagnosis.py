@@ -5,7 +5,7 @@ mini-batch when there is one optimizer step per batch, and when nothing moves. O
 weights tells these apart: liveness, the share of trainable elements whose bits an optimizer step changed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +45,8 @@ class Finding:
     candidate: DiagnosisOutcome
     holds: bool
     evidence: str
+    traces: tuple[str, ...] = ()
+    """Further facts that point to the cause, each a sentence; for a candidate that holds."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class Diagnosis:
     def evidence(self) -> str:
         """The sentence of the candidate that holds."""
         return next((found.evidence for found in self.findings if found.holds), "nothing was recorded")
+
+    @property
+    def traces(self) -> tuple[str, ...]:
+        """The facts that point to the cause of the candidate that holds."""
+        return next((found.traces for found in self.findings if found.holds), ())
 
 
 class _Signs:
@@ -188,24 +195,28 @@ def _dead(signs: _Signs) -> Finding:
         some = f"; {still} of {len(living)} changed nothing on their rank" if still else ""
         evidence = f"each optimizer step changed {_percent(living)} of the elements{some}"
         return Finding("dead optimizer", False, evidence)
-    return Finding("dead optimizer", True, _death_certificate(signs, dead, able_updates))
-
-
-def _death_certificate(signs: _Signs, dead: list[int], able_updates: int) -> str:
-    """Why the optimizer is dead, so that whoever switched it on finds the cause."""
-    run = signs.run
-    ranks = len(np.unique(signs.rank))
-    where = "" if len(dead) == ranks else f" on rank {', '.join(map(str, dead))}"
-    elements = run.updates.column("elements")
+    where = "" if len(dead) == len(np.unique(signs.rank)) else f" on rank {', '.join(map(str, dead))}"
+    elements = signs.run.updates.column("elements")
     counted = f"{int(np.nanmax(elements)):,} " if np.isfinite(elements).any() else ""
-    nothing = f"none of {able_updates} optimizer steps changed a single bit of the {counted}trainable elements{where}"
-    looked_normal = f"lr was {_range(signs.lr[signs.able])}, grad_norm {_range(signs.grad_norm[signs.able])}"
-    parts = [f"{nothing}, although all else looked normal ({looked_normal}: it is computed before the update)"]
+    evidence = (
+        f"none of {able_updates} optimizer steps changed a single bit of the {counted}trainable elements{where}, "
+        f"although the learning rate was {_range(signs.lr[able])} and grad_norm {_range(signs.grad_norm[able])}"
+    )
+    return Finding("dead optimizer", True, evidence, tuple(_causes_of_death(signs)))
+
+
+def _causes_of_death(signs: _Signs) -> Iterator[str]:
+    """What whoever switched the optimizer on needs to find the cause."""
+    run = signs.run
+    yield (
+        "grad_norm, gradient clipping and the step's success flag come before the update: they look healthy in a dead "
+        "optimizer too"
+    )
     later = signs.kl[(signs.mini_batch > 0) & np.isfinite(signs.kl)]
     if len(later) and not later.any():
-        parts.append(
-            f"ppo_kl is exactly 0 also in the later of the {signs.per_batch} mini-batches of a step, where a living "
-            "update must show"
+        yield (
+            f"ppo_kl is exactly 0 in all {signs.per_batch} mini-batches of every step; after the first one a living "
+            "update must show, so this is not on-policy training"
         )
     ledger = predict_and_compare(run)
     if ledger is not None:
@@ -215,21 +226,18 @@ def _death_certificate(signs: _Signs, dead: list[int], able_updates: int) -> str
             if ledger.per_parameter("predicted", kind) and not ledger.per_parameter("found", kind)
         ]
         if missing:
-            parts.append(
-                f"the optimizer holds no {' and no '.join(missing)} ({ledger.predicted - ledger.found:.2f} bytes per "
-                "parameter less than a working one)"
+            yield (
+                f"the optimizer holds no {' and no '.join(missing)}: {ledger.predicted - ledger.found:.2f} bytes per "
+                "parameter that a working one needs. What looks like memory saved is state that was never made"
             )
-    if run.ledger is not None:
-        flags = run.ledger.optimizer.flags
-        off = [flag for flag in ("use_decoupled_grad", "master_weights") if flags.get(flag) is False]
-        if flags.get("use_precision_aware_optimizer") and off:
-            parts.append(
-                f"with PAO, Megatron leaves the gradients in .decoupled_grad, but FusedAdam was built with "
-                f"{' and '.join(f'{flag}=False' for flag in off)}, reads .grad (None) and skips every parameter in "
-                "silence"
-            )
-    parts.append(megatron_core_in_words(run.environment))
-    return "; ".join(parts)
+    flags = run.ledger.optimizer.flags if run.ledger else {}
+    off = [f"{flag}=False" for flag in ("use_decoupled_grad", "master_weights") if flags.get(flag) is False]
+    if flags.get("use_precision_aware_optimizer") and off:
+        yield (
+            f"FusedAdam was built with {' and '.join(off)}: with PAO Megatron leaves the gradients in .decoupled_grad, "
+            "this FusedAdam reads .grad, finds None and skips every parameter without a word"
+        )
+    yield megatron_core_in_words(run.environment)
 
 
 def _stale_rollout(signs: _Signs) -> Finding:
@@ -263,7 +271,8 @@ def _healthy(signs: _Signs, holds: bool) -> Finding:
     kl = ""
     if np.isfinite(first).any() and np.isfinite(later).any():
         largest = float(np.nanmax(np.abs(first)))
-        kl = f"; ppo_kl is {largest:.2g} at most in the first mini-batch of a step, {_range(later)} in the later ones"
+        told = "exactly 0" if largest == 0 else f"at most {largest:.2g}"
+        kl = f"; ppo_kl is {told} in the first mini-batch of a step and {_range(later)} in the later ones"
     return Finding("healthy", True, f"each optimizer step changed {_percent(living)} of the elements{kl}")
 
 

@@ -15,7 +15,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 from pipeline.analysis.columns import FloatArray
 from pipeline.analysis.conclusions import Conclusions
@@ -61,6 +62,7 @@ class Curve:
     unit: str
     x_label: str
     read: Callable[[Run], Series]
+    from_zero: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ CURVES = (
     Curve("memory", "Memory after each optimizer step, largest rank", "GiB", "optimizer step",
           _per_update(("allocated_after_update_gib", "rss_after_update_gib"), np.maximum)),
     Curve("liveness", "Liveness: elements whose bits an optimizer step changed, lowest rank", "share of elements",
-          "optimizer step", _per_update(("liveness",), np.minimum)),
+          "optimizer step", _per_update(("liveness",), np.minimum), from_zero=True),
 )  # fmt: skip
 
 
@@ -153,6 +155,8 @@ def _curve(conclusions: Conclusions, curve: Curve) -> Figure | None:
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
     for arm, (x, rows) in by_arm.items():
         _line(top, x, rows, _style(study.arms, arm), f"{arm} ({len(rows)} run{'s' if len(rows) != 1 else ''})")
+    if curve.from_zero:
+        top.set_ylim(bottom=0)
     top.set_ylabel(curve.unit)
     top.set_title(curve.title, loc="left")
     _differences(conclusions, below, series)
@@ -175,7 +179,7 @@ def _line(axes: Axes, x: FloatArray, rows: FloatArray, style: tuple[str, object]
     marker = "o" if len(x) <= 16 else ""
     axes.plot(x, np.nanmean(rows, axis=0), color=colour, linestyle=dashes, marker=marker, markersize=3.5, label=label)
     if len(rows) > 1:
-        axes.fill_between(x, np.nanmin(rows, axis=0), np.nanmax(rows, axis=0), color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(x, np.nanmin(rows, axis=0), np.nanmax(rows, axis=0), color=colour, alpha=0.1, linewidth=0)
 
 
 def _differences(conclusions: Conclusions, axes: Axes, series: dict[str, Series]) -> None:
@@ -206,20 +210,20 @@ def _paired(pairs: Sequence[Pair], series: dict[str, Series]) -> tuple[FloatArra
 
 
 def _ledger(conclusions: Conclusions) -> Figure | None:
-    ledgers = {arm: found.ledger for arm, found in conclusions.arms.items() if found.ledger is not None}
+    arms = {arm: found for arm, found in conclusions.arms.items() if arm != BASELINE_REPEAT}
+    ledgers = {arm: found.ledger for arm, found in arms.items() if found.ledger is not None}
     if not ledgers:
         return None
     figure = Figure(figsize=(_WIDTH, 4.8), layout="constrained")
     axes = figure.subplots()
-    labelled: set[str] = set()
+    colours: dict[str, str] = {}
     highest = 0.0
     for i, ledger in enumerate(ledgers.values()):
         for offset, what in ((-0.21, "predicted"), (0.21, "found")):
             height = 0.0
             for name, colour, size in _parts(ledger, what):
-                label = name if name not in labelled else None
-                labelled.add(name)
-                axes.bar(i + offset, size, 0.38, bottom=height, color=colour, label=label, edgecolor="white",
+                colours[name] = colour
+                axes.bar(i + offset, size, 0.38, bottom=height, color=colour, edgecolor="white",
                          hatch="///" if what == "predicted" else None, linewidth=0.6)  # fmt: skip
                 if size >= 1:
                     axes.text(i + offset, height + size / 2, f"{size:.3g}", ha="center", va="center", fontsize=8.5,
@@ -234,7 +238,8 @@ def _ledger(conclusions: Conclusions) -> Figure | None:
     d = f"distributed optimizer over d = {', '.join(map(str, sorted(degrees)))}"
     axes.set_title(f"Ledger: predicted (hatched) beside found, {d}", loc="left")
     axes.grid(visible=False, axis="x")
-    figure.legend(loc="outside lower center", ncols=4)
+    axes.yaxis.set_major_locator(MultipleLocator(2))
+    figure.legend([Patch(color=colour) for colour in colours.values()], colours, loc="outside lower center", ncols=4)
     return figure
 
 
@@ -280,8 +285,11 @@ def _memory(conclusions: Conclusions) -> Figure | None:
     _memory_differences(conclusions, below, source, phases, width, arms)
     top.set_ylabel("GiB, largest rank")
     top.set_title(f"Memory by phase: {SOURCE_WORDS[source]}", loc="left")
-    below.set_xticks(range(len(phases)), [PHASE_WORDS[phase].replace(" in ", "\nin ") for phase in phases])
-    below.set_ylabel("treatment − baseline\n(GiB, mean of ranks)")
+    below.set_xticks(
+        range(len(phases)),
+        [PHASE_WORDS[phase].replace(" in ", " in\n").replace("first ", "first\n") for phase in phases],
+    )
+    below.set_ylabel("treatment − baseline\n(GiB; bars: all ranks, pairs)")
     for axes in (top, below):
         axes.grid(visible=False, axis="x")
     figure.legend(*top.get_legend_handles_labels(), loc="outside upper left", ncols=4)
@@ -302,10 +310,14 @@ def _memory_differences(
             if item.source == source and item.phase in phases:
                 at = phases.index(item.phase) - 0.4 + (arms.index(arm) + 0.5) * width
                 error = [[item.difference - item.lowest], [item.highest - item.difference]]
-                axes.errorbar(at, item.difference, yerror(error), fmt="D", color=colour, capsize=3, markersize=5)
+                axes.errorbar(at, item.difference, _bars(error), fmt="D", color=colour, capsize=3, markersize=5)
 
 
-def yerror(error: list[list[float]]) -> FloatArray:
+def _in_two_lines(words: str) -> str:
+    return words.replace(" in ", " in\n").replace("first ", "first\n")
+
+
+def _bars(error: list[list[float]]) -> FloatArray:
     """Down and up, never negative for rounding's sake."""
     return np.maximum(np.array(error), 0)
 
@@ -326,7 +338,7 @@ def _mini_batches(conclusions: Conclusions) -> Figure | None:
             values = kl[known & (batch == j)]
             low, middle, high = np.quantile(values, [0.1, 0.5, 0.9])
             at = j + 1 + (i - (len(arms) - 1) / 2) * 0.12
-            axes.errorbar(at, middle, yerror([[middle - low], [high - middle]]), fmt="o", color=colour, capsize=3,
+            axes.errorbar(at, middle, _bars([[middle - low], [high - middle]]), fmt="o", color=colour, capsize=3,
                           label=None if drawn and j else arm)  # fmt: skip
             drawn = True
     if not drawn:

@@ -19,12 +19,10 @@ def recorded_environment(study: Study) -> Environment | None:
 
 def reproduce_command(study: Study) -> str:
     """The sweep that makes this study again, from the overrides that each run recorded."""
-    values: dict[str, list[str]] = {}
-    for run in study.runs:
-        for key, value in [("arm", run.arm), ("seed", str(run.seed)), *map(_split, run.overrides)]:
-            seen = values.setdefault(key, [])
-            if value not in seen:
-                seen.append(value)
+    values = {"arm": study.arms, "seed": [str(seed) for seed in sorted({run.seed for run in study.runs})]}
+    for key, value in (_split(override) for run in study.runs for override in run.overrides):
+        if key not in ("arm", "seed") and value not in values.setdefault(key, []):
+            values[key].append(value)
     if not {"study_name", "+study"} & set(values):
         values["study_name"] = [study.runs[0].config.study_name]
     arguments = [f"{key}={','.join(found)}" for key, found in values.items()]

@@ -83,14 +83,14 @@ def _context(conclusions: Conclusions) -> dict[str, Any]:
         "title": f"{study.name}: {BASELINE} against {treatments}" if treatments else study.name,
         "answer": _answer(conclusions),
         "stands_on": _stands_on(study),
-        "warnings": _warnings(conclusions),
+        "warnings": list(_warnings(conclusions)),
         "savings_table": savings_table(conclusions),
-        "savings_sentences": [f"{arm}: {verdict.savings.sentence}" for arm, verdict in conclusions.verdicts.items()],
+        "savings_sentences": list(_savings_sentences(conclusions)),
         "memory_table": memory_table(conclusions),
         "ledger_table": ledger_table(conclusions),
         "diagnosis_table": diagnosis_table(conclusions),
         "diagnosis_notes": [
-            (arm, found.diagnosis.note) for arm, found in conclusions.arms.items() if found.diagnosis.note
+            (arm, trace) for arm, found in conclusions.arms.items() for trace in found.diagnosis.traces
         ],
         "candidates_table": candidates_table(conclusions),
         "parity_sentences": _parity_sentences(conclusions),
@@ -128,18 +128,27 @@ def _stands_on(study: Study) -> str:
     return f"Stands on: {'; '.join(parts)}. {hardware_in_words(study)}."
 
 
-def _warnings(conclusions: Conclusions) -> list[str]:
-    warnings = [
-        f"{arm}: {verdict.savings.sentence}"
-        for arm, verdict in conclusions.verdicts.items()
-        if verdict.savings.outcome == "alarm"
-    ]
-    warnings += [
-        f"{arm}: {found.diagnosis.outcome}: {found.diagnosis.evidence}"
-        for arm, found in conclusions.arms.items()
-        if found.diagnosis.outcome not in (*ALIVE, "not enough data")
-    ]
-    return warnings
+def _warnings(conclusions: Conclusions) -> Iterator[str]:
+    for arm, found in conclusions.arms.items():
+        if found.diagnosis.note:
+            yield f"{arm}: {found.diagnosis.note}"
+    for arm, verdict in conclusions.verdicts.items():
+        if verdict.savings.outcome == "alarm":
+            yield f"{arm}: the saving is an alarm, not a success: {verdict.savings.sentence}"
+    for arm, found in conclusions.arms.items():
+        if found.diagnosis.outcome not in (*ALIVE, "not enough data"):
+            yield f"{arm}: {found.diagnosis.outcome}: {found.diagnosis.evidence}"
+
+
+def _savings_sentences(conclusions: Conclusions) -> Iterator[str]:
+    for arm, found in conclusions.arms.items():
+        if found.treatment.problems:
+            yield f"{arm}, treatment check: {'; '.join(found.treatment.problems)}"
+        if found.ledgers_differ:
+            yield f"{arm}: the ledgers of its runs differ; the first one is shown"
+    for arm, verdict in conclusions.verdicts.items():
+        if verdict.savings.outcome in ("less than predicted", "not measured"):
+            yield f"{arm}: {verdict.savings.sentence}"
 
 
 def _parity_sentences(conclusions: Conclusions) -> list[str]:
@@ -188,8 +197,8 @@ def _not_shown(conclusions: Conclusions) -> Iterator[str]:
         )
     recipe = study.runs[0].config.recipe
     longest = max(len(run.steps) for run in study.runs)
-    model = recipe.get("model_name", "not recorded")
-    yield f"Training longer than {longest} steps, other models than {model}, other parallel layouts than this one"
+    model = recipe.get("model_name") or recipe.get("name")
+    yield f"Training longer than {longest} steps, models other than {model}, other parallel layouts"
     for arm, verdict in conclusions.verdicts.items():
         if not verdict.valid_pairs:
             yield f"Anything about the parity of {arm}: no pair is valid"

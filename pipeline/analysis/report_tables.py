@@ -49,13 +49,16 @@ def _spread(values: list[float]) -> str:
 def memory_table(conclusions: Conclusions) -> str:
     verdicts = list(conclusions.verdicts.values())
     keys = list(dict.fromkeys((item.source, item.phase) for verdict in verdicts for item in verdict.memory))
+    sources = {source for source, _ in keys}
     rows: list[list[object]] = []
     for source, phase in keys:
         found = [next((i for i in v.memory if (i.source, i.phase) == (source, phase)), None) for v in verdicts]
         baseline = next(item.baseline for item in found if item is not None)
         differences = [None if item is None else gib(item.difference, sign=True) for item in found]
-        rows.append([SOURCE_WORDS[source], PHASE_WORDS[phase], gib(baseline), *differences])
-    return table(["what was read", "phase", BASELINE, *(f"{verdict.arm} −{BASELINE}" for verdict in verdicts)], rows)
+        of_source = f"{PHASE_WORDS[phase]}: {SOURCE_WORDS[source]}" if len(sources) > 1 else PHASE_WORDS[phase]
+        rows.append([of_source, gib(baseline), *differences])
+    head = "phase" if len(sources) > 1 else f"phase ({', '.join(SOURCE_WORDS[source] for source in sources)})"
+    return table([head, BASELINE, *(f"{verdict.arm} − {BASELINE}" for verdict in verdicts)], rows)
 
 
 def ledger_table(conclusions: Conclusions) -> str:

@@ -21,6 +21,7 @@ class Savings:
 
     outcome: SavingsOutcome
     sentence: str
+    """With the alarm's reasons."""
     explained: float | None = None
     """What the arm's dtypes can save: predicted baseline minus predicted treatment."""
     found: float | None = None
@@ -51,7 +52,7 @@ def judge_savings(pairs: list[Pair], memory: list[MemoryDifference]) -> Savings:
     ]
     told = f"{found:.2f} bytes per parameter saved, {explained:.2f} explained by the arm's dtypes"
     if alarms:
-        return Savings("alarm", f"{told}: {'; '.join(alarms)}", explained, found, per_rank)
+        return Savings("alarm", "; ".join([told, *alarms]), explained, found, per_rank)
     least = min(item[1].found - item[2].found for item in judged)
     if least < explained - _TOLERANCE:
         told = f"{least:.2f} bytes per parameter saved, {explained:.2f} predicted"
@@ -73,11 +74,10 @@ def _alarms(run: Run, ledger: RunLedger, explained: float, found: float) -> list
         ]
         alarms.append(
             f"{found - explained:.2f} bytes more than this arm can save"
-            + (f", because {' and '.join(missing)} are missing or smaller than they must be" if missing else "")
+            + (f": {' and '.join(missing)} are missing or smaller than they must be" if missing else "")
         )
-    check = check_treatment(run)
-    if found > _TOLERANCE and check.outcome == "not in effect":
-        alarms.append(f"the state is not what the arm demands ({check.sentence})")
+    if found > _TOLERANCE and check_treatment(run).outcome == "not in effect":
+        alarms.append("the state found in the workers is not what the arm demands")
     return alarms
 
 

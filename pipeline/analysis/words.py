@@ -28,9 +28,8 @@ def gib(value: float | None, *, sign: bool = False) -> str:
         return "–"
     if value == 0:
         return "0"
-    text = f"{value:+.2f}" if sign else f"{value:.2f}"
-    small = f"{value:+.2g}" if sign else f"{value:.2g}"
-    return text if abs(value) >= 0.1 else small
+    text = f"{abs(value):.2f}" if abs(value) >= 0.1 else f"{abs(value):.2g}"
+    return f"{'−' if value < 0 else '+' if sign else ''}{text}"
 
 
 def short_list(items: Sequence[str], limit: int = 8) -> list[str]:
