@@ -5,6 +5,7 @@ habits: most of the answers that it sees last are noise. What is left for GRPO i
 does within a few steps, so that reward moves and parity means something.
 """
 
+import functools
 import hashlib
 import logging
 import os
@@ -29,17 +30,15 @@ _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_CLEAN_STEPS = 90
-_NOISY_STEPS = 40
+# Steps, learning rate, share of the shown answers that are noise: learn the task, settle, take up bad habits.
+_PHASES = ((200, 2e-3, 0.0), (60, 5e-4, 0.0), (40, 5e-4, 0.8))
 _SUPERVISED_BATCH = 32
-_LEARNING_RATE = 2e-3
-_NOISE_SHARE = 0.6
 _NOISE = "0123456789abcdefghij"
 _VOCABULARY = 64
 
 
 def make_assets(folder: Path) -> None:
-    """Model, tokenizer and parquet files under `folder`, unless they are there. Takes about 10 s on one core.
+    """Model, tokenizer and parquet files under `folder`, unless they are there. Takes about 20 s on one core.
 
     Made again where the makers (this file, the task, torch, transformers) have changed.
     """
@@ -97,34 +96,41 @@ def model_config(tokenizer: Any) -> Qwen2Config:
 
 def _supervised(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
     torch.manual_seed(0)
-    noise = random.Random(0)
+    chance = random.Random(0)
     model = Qwen2ForCausalLM(model_config(tokenizer)).float()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)
-    prompts = [_prompt(tokenizer, question) for question, _ in task.problems()]
-    answers = [answer for _, answer in task.problems()]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the same sums in the same order wherever this runs
     try:
-        for step in range(_CLEAN_STEPS + _NOISY_STEPS):
-            shown = answers if step < _CLEAN_STEPS else [_noisy(answer, noise) for answer in answers]
-            rows = noise.sample(range(len(prompts)), _SUPERVISED_BATCH)
-            responses = [[*tokenizer.convert_tokens_to_ids([shown[row]]), tokenizer.eos_token_id] for row in rows]
-            tokens = torch.tensor([prompts[row] + response for row, response in zip(rows, responses, strict=True)])
-            labels = tokens.clone()
-            labels[:, : len(prompts[0])] = -100
-            loss = model(input_ids=tokens, labels=labels).loss
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+        for steps, lr, noise in _PHASES:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+            for _ in range(steps):
+                tokens, labels = _batch(tokenizer, chance, noise)
+                loss = model(input_ids=tokens, labels=labels).loss
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
     finally:
         torch.set_num_threads(threads)
     return model.to(torch.bfloat16)
 
 
+def _batch(
+    tokenizer: PreTrainedTokenizerFast, chance: random.Random, noise: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Questions with an answer, tokens [batch, length], and labels that count the answer only."""
+    rows, prompt_length = [], 0
+    for question, answer in chance.sample(task.problems(), _SUPERVISED_BATCH):
+        shown = chance.choice(_NOISE) if chance.random() < noise else answer
+        prompt = _prompt(tokenizer, question)
+        prompt_length = len(prompt)
+        rows.append([*prompt, *tokenizer.convert_tokens_to_ids([shown]), tokenizer.eos_token_id])
+    tokens = torch.tensor(rows)
+    labels = tokens.clone()
+    labels[:, :prompt_length] = -100
+    return tokens, labels
+
+
+@functools.cache
 def _prompt(tokenizer: PreTrainedTokenizerFast, question: str) -> list[int]:
     message = [{"role": "user", "content": question}]
     return list(tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False))
-
-
-def _noisy(answer: str, noise: random.Random) -> str:
-    return noise.choice(_NOISE) if noise.random() < _NOISE_SHARE else answer
