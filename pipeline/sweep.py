@@ -4,7 +4,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
@@ -14,12 +13,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.launch.errors import BadInput, ClusterError
 from pipeline.launch.handover import HANDOVER
-from pipeline.study import paths  # noqa: F401  registers ${in_project:...}
+from pipeline.study.paths import PROJECT  # which also registers ${in_project:...}
 
 if TYPE_CHECKING:
     from pipeline.launch.runner import SweepOutcome
 
-CONF = Path(__file__).resolve().parents[1] / "conf"
+CONF = PROJECT / "conf"
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="sweep")
@@ -45,6 +44,9 @@ def main() -> int:
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("stopped before any run was started", file=sys.stderr)
+        return 130
     finally:
         if HANDOVER.study is not None:
             HANDOVER.study.remove_if_unused()
@@ -66,10 +68,18 @@ def _errors_as_exceptions() -> Iterator[None]:
 
 def report(outcome: "SweepOutcome") -> int:
     """Analyse the study, say where the report is and what it answers; returns the exit status."""
-    from pipeline.analyze import analyze
+    try:
+        if outcome.study.has_runs:
+            from pipeline.analyze import analyze
 
-    analysed = analyze(outcome.study.path)
-    print(f"report: {analysed.report}\n{analysed.one_line}")
+            analysed = analyze(outcome.study.path)
+            print(f"report: {analysed.report}\n{analysed.one_line}")
+    except KeyboardInterrupt:
+        print(f"stopped; the report is written by: python -m pipeline.analyze {outcome.study.path}", file=sys.stderr)
+        return 130
+    finally:
+        if outcome.ending is not None:
+            outcome.ending.stop()
     return outcome.exit_status
 
 

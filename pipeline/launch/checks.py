@@ -1,5 +1,6 @@
 """Everything that can be known to be wrong before a job starts. Each check raises BadInput, naming key and value."""
 
+import importlib.metadata
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -8,10 +9,12 @@ from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import pydantic
+import requests
 from pydantic import ConfigDict, Field, PositiveInt
 
 from pipeline.launch.cluster import ClusterSettings
 from pipeline.launch.errors import BadInput, shown
+from pipeline.launch.ray_dashboard import RayDashboard, users_token
 from pipeline.study import faults, naming
 from pipeline.study.planning import PlannedRun, repeated_run_ids
 
@@ -214,13 +217,30 @@ def check_cluster_address(address: str) -> None:
             "for example cluster.address=http://127.0.0.1:8265"
         )
     try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        socket.create_connection((parts.hostname, port), timeout=5).close()
-    except (OSError, ValueError) as error:
+        response = RayDashboard(address.rstrip("/"), users_token()).get("/api/version", timeout_s=10)
+    except requests.RequestException as error:
         raise BadInput(
-            f"cluster.address={address}: nobody listens there ({error}). Start the cluster with "
-            "`ray start --head --dashboard-host 127.0.0.1`, or leave cluster.address out to have one started here"
+            f"cluster.address={address}: no Ray dashboard answers there ({type(error).__name__}). Start a cluster with "
+            "`ray start --head`, or leave cluster.address out to have one started here"
         ) from error
+    _check_is_our_ray(address, response)
+
+
+def _check_is_our_ray(address: str, response: requests.Response) -> None:
+    if response.status_code in (401, 403):
+        raise BadInput(
+            f"cluster.address={address}: the cluster asks for another token than this user has. "
+            "Set RAY_AUTH_TOKEN_PATH to the file with its token"
+        )
+    try:
+        theirs = response.json()["ray_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"cluster.address={address}: what listens there is not a Ray dashboard") from error
+    ours = importlib.metadata.version("ray")
+    if theirs != ours:
+        raise BadInput(
+            f"cluster.address={address}: the cluster runs Ray {theirs}, here is Ray {ours}. Install the same version"
+        )
 
 
 def check_port_free(port: int) -> None:

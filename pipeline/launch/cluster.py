@@ -5,13 +5,12 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import uuid
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import psutil
 import pydantic
@@ -20,12 +19,15 @@ from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
 from pipeline.launch.errors import ClusterError
 from pipeline.launch.ray_dashboard import RayDashboard
 
-# Every process of a cluster that we start carries this variable: it is how all of them are found again, and no others.
-_MARK = "PIPELINE_CLUSTER_MARK"
 # They would send our requests, or the new cluster's, to somebody else's cluster.
 _HIJACKING = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 # RAY_AUTH_TOKEN would win over the token file; the other is this process's own setting.
 _NOT_INHERITED = ("RAY_AUTH_TOKEN", "HYDRA_FULL_ERROR")
+_HEAD_NODE = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Idle workers, started beforehand: jobs cannot use them, because each job has an environment of its own.
+    "RAY_prestart_worker_first_driver": "0",
+}
 
 
 class ClusterSettings(pydantic.BaseModel):
@@ -39,11 +41,16 @@ class ClusterSettings(pydantic.BaseModel):
     worker_resource: str
     num_cpus: PositiveInt | None
     # Ray refuses less.
-    object_store_memory_mb: Annotated[int, Field(ge=75)] | None
+    object_store_memory_mb: Annotated[int, Field(ge=75)]
     start_timeout_s: PositiveFloat
     free_timeout_s: PositiveFloat
     stop_timeout_s: PositiveFloat
     env: dict[str, str | int | float]
+
+    @classmethod
+    def from_config(cls, cluster: Mapping[str, Any]) -> "ClusterSettings":
+        """cluster: the composed group, resolved. Raises pydantic.ValidationError."""
+        return cls.model_validate(cluster)
 
 
 def forget_other_clusters() -> None:
@@ -62,29 +69,29 @@ class LocalCluster:
         """workers: how many of `worker_resource` the node offers (counted by Ray itself where that is GPU)."""
         self._settings = settings
         self._workers = workers
-        self._mark = uuid.uuid4().hex
         self._process: subprocess.Popen[bytes] | None = None
+        self._starts_left = 1
+        self._at_stop: list[psutil.Process] = []
         # Short, because Ray puts Unix sockets below it and their path may have 107 bytes at most.
         self.folder = Path(tempfile.mkdtemp(prefix="pr-", dir="/tmp"))
         self.token_file = self.folder / "token"
         self.dashboard = RayDashboard(f"http://127.0.0.1:{settings.dashboard_port}", secrets.token_hex(32))
 
     def start(self) -> None:
-        """Start the head node; returns at once. `wait_until_ready` follows."""
+        """Start the head node; returns at once. Ask `is_ready` until it is."""
         descriptor = os.open(self.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(self.dashboard.token)
+        # Here too, so that Ray's own tools reach the cluster when they are started from this process.
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(self.token_file))
         # The cluster and its workers inherit this environment (among it WANDB_API_KEY, which so reaches them unseen).
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-        environment.update(
-            {
-                _MARK: self._mark,
-                "RAY_AUTH_MODE": "token",
-                "RAY_AUTH_TOKEN_PATH": str(self.token_file),
-                "RAY_USAGE_STATS_ENABLED": "0",
-            }
-        )
-        with self._output_file.open("wb") as output:
+        environment.update(_HEAD_NODE)
+        self._start_process(environment)
+
+    def _start_process(self, environment: dict[str, str]) -> None:
+        self._environment = environment
+        with self._output_file.open("ab") as output:
             # Of its own session, so that Ctrl-C at the terminal reaches this process only and the jobs end in order.
             self._process = subprocess.Popen(
                 self._command(), env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
@@ -93,30 +100,34 @@ class LocalCluster:
 
     @property
     def _output_file(self) -> Path:
-        return self.folder / "ray_start.log"
+        return self.folder / "head_node.log"
 
     def _command(self) -> list[str]:
-        settings = self._settings
-        command = [
-            sys.executable, str(Path(__file__).with_name("dying_with_parent.py")),
-            sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats",
-            "--port=0", f"--ray-client-server-port={_free_port()}", f"--temp-dir={self.folder / 'ray'}",
-            # No cluster to scale: without its monitor a head node starts faster.
-            "--no-monitor",
-            "--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={settings.dashboard_port}",
-        ]  # fmt: skip
-        if settings.num_cpus is not None:
-            command.append(f"--num-cpus={settings.num_cpus}")
-        if settings.object_store_memory_mb is not None:
-            command.append(f"--object-store-memory={settings.object_store_memory_mb * 10**6}")
-        if settings.worker_resource != "GPU":
-            command.append(f"--resources={json.dumps({settings.worker_resource: self._workers})}")
-        return command
+        gpu = self._settings.worker_resource == "GPU"
+        arguments = {
+            "include_dashboard": True,
+            "dashboard_host": "127.0.0.1",
+            "dashboard_port": self._settings.dashboard_port,
+            # A free one: a host may hold several clusters.
+            "dashboard_agent_listen_port": 0,
+            "temp_dir": str(self.folder / "ray"),
+            "no_monitor": True,
+            "num_cpus": self._settings.num_cpus,
+            "num_gpus": None if gpu else 0,
+            "resources": {} if gpu else {self._settings.worker_resource: self._workers},
+            "object_store_memory": self._settings.object_store_memory_mb * 10**6,
+        }
+        return [sys.executable, str(Path(__file__).with_name("head_node.py")), json.dumps(arguments)]
 
     def is_ready(self) -> bool:
-        """True once the dashboard takes jobs. Raises ClusterError when the cluster has ended or takes too long."""
+        """True once the dashboard takes jobs. Raises ClusterError when the head node has ended, twice."""
         assert self._process is not None
         if self._process.poll() is not None:
+            if self._starts_left:
+                # Ray gives up after 30 s, which a busy machine may need at first.
+                self._starts_left -= 1
+                self._start_process(self._environment)
+                return False
             raise ClusterError(f"Ray did not start (exit status {self._process.returncode}):\n{self.output_tail()}")
         return self.dashboard.answers()
 
@@ -124,32 +135,37 @@ class LocalCluster:
         return "\n".join(self._output_file.read_text(errors="replace").splitlines()[-20:])
 
     def processes(self) -> list[psutil.Process]:
-        """Every living process of this cluster, workers and jobs included."""
-        return [process for process in psutil.process_iter() if self._owns(process)]
+        """Every living process of this cluster: those of the head node's session, and all that they started (jobs)."""
+        if self._process is None:
+            return []
+        living = {process.pid: process for process in psutil.process_iter(["ppid"])}
+        found = {pid for pid in living if _session(pid) == self._process.pid}
+        while more := {pid for pid, process in living.items() if process.info["ppid"] in found} - found:
+            found |= more
+        return [living[pid] for pid in found]
 
-    def _owns(self, process: psutil.Process) -> bool:
-        try:
-            return process.environ().get(_MARK) == self._mark
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            # Ended meanwhile, or another user's.
-            return False
+    def begin_stop(self) -> None:
+        """Ask the cluster to end; returns at once. `stop` makes sure."""
+        # Now, while it shows who started whom.
+        self._at_stop = self.processes()
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
 
     def stop(self, grace_s: float = 10.0) -> None:
         """End every process of the cluster, politely and then not; remove its folder."""
+        if not self._at_stop:
+            self.begin_stop()
         if self._process is not None:
-            if self._process.poll() is None:
-                self._process.send_signal(signal.SIGTERM)
-                try:
-                    self._process.wait(timeout=grace_s)
-                except subprocess.TimeoutExpired:
-                    self._process.kill()
-            left = self.processes()
+            try:
+                self._process.wait(timeout=grace_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            _, left = psutil.wait_procs(self._at_stop, timeout=2.0)
+            left += self.processes()
             for process in left:
-                _send(process, signal.SIGTERM)
-            _, alive = psutil.wait_procs(left, timeout=2.0)
-            for process in alive:
-                _send(process, signal.SIGKILL)
-            psutil.wait_procs(alive, timeout=5.0)
+                _kill(process)
+            psutil.wait_procs(left, timeout=5.0)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def keep_logs(self, folder: Path) -> None:
@@ -159,14 +175,15 @@ class LocalCluster:
             shutil.copytree(session / "logs", folder / session.name, dirs_exist_ok=True)
 
 
-def _send(process: psutil.Process, number: signal.Signals) -> None:
+def _session(pid: int) -> int | None:
     try:
-        process.send_signal(number)
+        return os.getsid(pid)
+    except (ProcessLookupError, PermissionError):
+        return None
+
+
+def _kill(process: psutil.Process) -> None:
+    try:
+        process.kill()
     except psutil.NoSuchProcess:
         return
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

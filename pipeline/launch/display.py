@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -30,7 +31,8 @@ _STILL_STARTING_S = 20.0
 class RunView:
     """One run as the user sees it."""
 
-    run_id: str
+    label: str
+    """The run id without what all runs of a recipe share: `pao-s1`."""
     progress: Progress
     state: ViewState = "waiting"
     stage: str = ""
@@ -39,10 +41,9 @@ class RunView:
     """Monotonic seconds; the first step's end ends the start-up."""
     start_up_s: float | None = None
     took_s: float | None = None
-    changed_at: float = field(default_factory=time.monotonic)
 
     def enter(self, state: ViewState, stage: str = "") -> None:
-        self.state, self.stage, self.changed_at = state, stage, time.monotonic()
+        self.state, self.stage = state, stage
 
 
 def clock(seconds: float) -> str:
@@ -123,10 +124,10 @@ class PlainDisplay:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def changed(self, view: RunView) -> None:
-        self.say(f"{view.run_id}: {view.state}" + (f": {view.stage}" if view.stage else ""))
+        self.say(f"{view.label}: {view.state}" + (f": {view.stage}" if view.stage else ""))
 
     def stepped(self, view: RunView) -> None:
-        self.say(f"{view.run_id}: {step_line(view, sweep_left_s(self._views))}")
+        self.say(f"{view.label}: {step_line(view, sweep_left_s(self._views))}")
 
     def tick(self) -> None:
         if time.monotonic() - self._said_at < _STILL_STARTING_S:
@@ -134,7 +135,7 @@ class PlainDisplay:
         for view in self._views:
             if view.state == "starting" and view.started_at is not None:
                 spent = clock(time.monotonic() - view.started_at)
-                self.say(f"{view.run_id}: still starting after {spent}" + (f": {view.stage}" if view.stage else ""))
+                self.say(f"{view.label}: still starting after {spent}" + (f": {view.stage}" if view.stage else ""))
 
 
 def step_line(view: RunView, sweep_left: float | None) -> str:
@@ -152,8 +153,8 @@ def step_line(view: RunView, sweep_left: float | None) -> str:
         f"ppo_kl {number(progress.ppo_kl)}",
         f"clip {number(progress.clip_fraction)}",
     ]
-    if progress.memory_gib is not None:
-        parts.append(f"memory {progress.memory_gib:.2f} GiB ({progress.memory_source} peak)")
+    if progress.peak_gib is not None:
+        parts.append(f"peak {progress.peak_gib:.2f} GiB ({progress.memory_source})")
     return ", ".join(parts)
 
 
@@ -178,7 +179,7 @@ class LiveDisplay:
 
     def changed(self, view: RunView) -> None:
         if view.state == "failed":
-            self.say(f"{view.run_id} failed: {view.stage}")
+            self.say(f"{view.label} failed: {view.stage}")
 
     def stepped(self, view: RunView) -> None:
         return
@@ -191,32 +192,33 @@ class LiveDisplay:
         foot = f"{clock(time.monotonic() - self._began)} elapsed"
         if left:
             foot += f", about {clock(left)} left"
+        foot += "".join(f"; {view.label}: {view.stage}" for view in self._views if view.state == "starting")
         return Group(runs_table(self._views, self._title), Text(foot, style="dim"))
 
 
 def runs_table(views: Sequence[RunView], title: str) -> Table:
     """The runs with state, progress and latest metrics."""
-    table = Table(title=title, title_justify="left", expand=False, pad_edge=False)
-    for heading in ("run", "state", "step", "s/step", "left", "reward", "ppo_kl", "clip", "memory GiB"):
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("run", "state", "step", "s/step", "left", "reward", "ppo_kl", "clip", "peak GiB"):
         table.add_column(heading, justify="left" if heading in ("run", "state") else "right", overflow="fold")
     for view in views:
         progress, left = view.progress, view.progress.left_s()
         table.add_row(
-            view.run_id,
+            view.label,
             Text(_state_text(view), style=_COLOURS[view.state]),
             f"{progress.step}/{progress.steps or '?'}" if progress.step else "",
             number(progress.step_s, 3) if progress.step else "",
             clock(left) if left is not None and view.state == "running" else "",
             *(number(value) if progress.step else "" for value in (progress.reward, progress.ppo_kl)),
             number(progress.clip_fraction) if progress.step else "",
-            "" if progress.memory_gib is None else f"{progress.memory_gib:.2f} {progress.memory_source}",
+            "" if progress.peak_gib is None else f"{progress.peak_gib:.2f} {progress.memory_source}",
         )
     return table
 
 
 def _state_text(view: RunView) -> str:
     if view.state == "starting" and view.started_at is not None:
-        return f"starting {clock(time.monotonic() - view.started_at)}\n{view.stage}".strip()
+        return f"starting {clock(time.monotonic() - view.started_at)}"
     if view.state == "kept":
         return "succeeded before, kept"
     if view.took_s is not None:

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import requests
 import tenacity
 
-import pipeline
 from pipeline.launch.ray_dashboard import RayDashboard
+from pipeline.study.paths import PROJECT
 from pipeline.study.run_folder import RUN_FOLDER_VARIABLE, write_atomically
 
 JobState = Literal["pending", "running", "succeeded", "failed", "stopped"]
@@ -58,9 +58,8 @@ class JobSpec:
     def env_vars(self) -> dict[str, str]:
         """Workers inherit the raylet's environment, not ours: all that a job needs to know is here. No secrets."""
         variables = {**self.env, RUN_FOLDER_VARIABLE: str(self.run_folder), "VERL_USE_EXTERNAL_MODULES": PLUGIN}
-        root = Path(pipeline.__file__).resolve().parents[1]
-        if root.name != "site-packages":
-            variables["PYTHONPATH"] = str(root)
+        if PROJECT.name != "site-packages":
+            variables["PYTHONPATH"] = str(PROJECT)
         return variables
 
 

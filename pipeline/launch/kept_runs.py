@@ -23,6 +23,10 @@ class StudyFolder:
         return RunFolder(self.path / "runs" / run_id)
 
     @property
+    def has_runs(self) -> bool:
+        return (self.path / "runs").exists()
+
+    @property
     def attempts(self) -> Path:
         """Former attempts of runs that were started again."""
         return self.path / "attempts"

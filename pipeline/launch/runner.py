@@ -40,6 +40,8 @@ class SweepOutcome:
     runs: Sequence[RunOutcome]
     signal: int | None = None
     """The signal that stopped it."""
+    ending: LocalCluster | None = None
+    """The cluster that was started for it, on its way out: call its `stop`, after the report (it takes seconds)."""
 
     @property
     def exit_status(self) -> int:
@@ -58,13 +60,11 @@ class Sweep:
     cluster_config: Mapping[str, Any]
     entrypoint: Sequence[str] = field(default_factory=lambda: ray_jobs.TRAIN)
     _outcomes: dict[str, RunOutcome] = field(default_factory=dict)
+    _ending: LocalCluster | None = None
 
     def __post_init__(self) -> None:
-        self._settings = ClusterSettings.model_validate(self.cluster_config)
-        self._views = {
-            run.run_id: RunView(run.run_id, Progress(run.folder, run.planned.config.recipe.get("steps")))
-            for run in self.runs
-        }
+        self._settings = ClusterSettings.from_config(self.cluster_config)
+        self._views = {run.run_id: _view(run) for run in self.runs}
 
     def run(self) -> SweepOutcome:
         """Run what is to be run. Raises ClusterError when there is no cluster to run on, before any folder changes."""
@@ -76,7 +76,7 @@ class Sweep:
             if any(not run.kept for run in self.runs):
                 self._run_all(interrupts, display)
             signal = interrupts.signal
-        return SweepOutcome(self.study, [self._outcomes[run.run_id] for run in self.runs], signal)
+        return SweepOutcome(self.study, [self._outcomes[run.run_id] for run in self.runs], signal, self._ending)
 
     def _keep(self, run: LaunchableRun, display: Display) -> None:
         view = self._views[run.run_id]
@@ -96,16 +96,21 @@ class Sweep:
         try:
             self._start(local, interrupts, display)
             self._run_on(local.dashboard, to_run, interrupts, display)
-        finally:
-            self._stop(local, display)
+            self._begin_stop(local, display)
+        except BaseException:
+            local.stop()
+            raise
 
     def _run_on(
         self, dashboard: RayDashboard, runs: Sequence[LaunchableRun], interrupts: Interrupts, display: Display
     ) -> None:
         if not interrupts.asked:
-            jobs = RayJobs(dashboard)
             capacity = Capacity(dashboard, self._settings.worker_resource, shared=self._settings.address is not None)
-            capacity.check(runs)
+            try:
+                jobs = RayJobs(dashboard)
+                capacity.check(runs)
+            except (OSError, RuntimeError) as error:
+                raise ClusterError(f"the Ray cluster at {dashboard.address} does not do its work: {error}") from error
             runs = self._one_after_the_other(runs, jobs, capacity, interrupts, display)
         self._do_not_start(runs, interrupts.reason, display)
 
@@ -126,13 +131,13 @@ class Sweep:
         if not interrupts.asked:
             display.say(f"Ray is ready after {time.monotonic() - began:.1f} s; its token is in {local.token_file}")
 
-    def _stop(self, local: LocalCluster, display: Display) -> None:
+    def _begin_stop(self, local: LocalCluster, display: Display) -> None:
         failed = any(outcome.state == "failed" for outcome in self._outcomes.values())
         if failed:
             local.keep_logs(self.study.launcher / "ray_logs")
             display.say(f"Ray's own logs are kept in {self.study.launcher / 'ray_logs'}")
-        display.say("stopping the Ray cluster")
-        local.stop()
+        local.begin_stop()
+        self._ending = local
 
     def _one_after_the_other(
         self, runs: Sequence[LaunchableRun], jobs: RayJobs, capacity: Capacity, interrupts: Interrupts, display: Display
@@ -165,6 +170,12 @@ class Sweep:
     @property
     def settings(self) -> ClusterSettings:
         return self._settings
+
+
+def _view(run: LaunchableRun) -> RunView:
+    recipe = run.planned.config.recipe
+    label = run.run_id.removeprefix(f"{recipe['run_prefix']}-")
+    return RunView(label, Progress(run.folder, recipe.get("steps")))
 
 
 def _most_workers(runs: Sequence[LaunchableRun]) -> int:
@@ -270,12 +281,12 @@ class _OneRun:
             self._interrupts.pause(_POLL_S)
 
     def _stop_job(self, submission_id: str) -> tuple[JobState, str]:
-        self._display.say(f"{self._run.run_id}: stopping the job")
+        self._display.say(f"{self._view.label}: stopping the job")
         self._jobs.stop(submission_id)
         limit = self._sweep.settings.stop_timeout_s
         state = ray_jobs.wait_until_ended(self._jobs, submission_id, limit)
         if state not in ENDED:
-            self._display.say(f"{self._run.run_id}: the job has not ended within cluster.stop_timeout_s={limit:g} s")
+            self._display.say(f"{self._view.label}: the job has not ended within cluster.stop_timeout_s={limit:g} s")
         return (state if state == "succeeded" else "stopped"), ""
 
     def _progress(self) -> None:

@@ -1,31 +1,37 @@
 """What a starting run is doing, in words, from its job's log."""
 
-import re
 from pathlib import Path
 
-# The last one that occurs in the log is shown. Lines of Ray, verl 0.9.1 and Megatron-core.
-_STAGES: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"Connecting to existing Ray cluster"), "connecting to Ray"),
-)
+from pipeline.launch.growing_file import GrowingFile
+
+# In order: text in a line of Ray, verl 0.9.1, Megatron-core or ourselves -> what begins there.
+_STAGES = {
+    b"Runtime env is setting up": "setting up the job",
+    b"Running entrypoint for job": "importing the training code",
+    b"making the tiny model": "making the tiny model and its task",
+    b"All configuration checks passed": "connecting to Ray",
+    b"Connected to Ray cluster": "starting the trainer",
+    b"Using dataset class": "loading the data",
+    b"worker group kwargs": "starting the workers",
+    b"TF config: ": "building the model",
+    b"actor and ref model engine initialized": "starting the rollout server",
+    b"checkpoint engine manager initialized": "starting the agent loops",
+    b"ready to fit": "first step",
+}
 
 
 class StageReader:
-    """Reads a growing log; `read` returns the newest stage when there is a new one."""
+    """Follows a growing log."""
 
     def __init__(self, log: Path) -> None:
-        self._log = log
-        self._offset = 0
+        self._log = GrowingFile(log)
+        self._reached = -1
 
     def read(self) -> str:
-        """The stage that the new lines show; empty when they show none."""
-        if not self._log.exists():
-            return ""
-        with self._log.open("rb") as file:
-            file.seek(self._offset)
-            text = file.read()
-        complete = text[: text.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        found = ""
-        for line in complete.decode(errors="replace").splitlines():
-            found = next((stage for pattern, stage in _STAGES if pattern.search(line)), found)
-        return found
+        """The stage that the new lines reach; empty when they reach none. Never goes back: workers repeat lines."""
+        before = self._reached
+        for line in self._log.new_lines():
+            for number, text in enumerate(_STAGES):
+                if number > self._reached and text in line:
+                    self._reached = number
+        return list(_STAGES.values())[self._reached] if self._reached > before else ""
