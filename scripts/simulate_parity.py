@@ -1,17 +1,15 @@
 """How often does the parity rule err? Simulated studies, judged by the code that judges real ones.
 
-A study has n seed pairs, and per pair a baseline, a treatment and a repeated baseline run. A run's metric is
-a curve (geometric from `start` to `end`), times a factor of the seed, which the runs of one seed share, and a factor of
-noise that follows AR(1) over the steps and is correlated between metrics. The treatment adds a constant. The default noise
-is that
-of the embedded study (see METRICS); the rule and its margins are those of conf/gates/default.yaml.
+A study has n seed pairs, and per pair a baseline, a treatment and a repeated baseline run. A run's metric is a curve
+(geometric from `start` to `end`), times a factor of the seed, which the runs of one seed share, and a factor of noise
+that follows AR(1) over the steps and is correlated between metrics. The treatment adds a constant. The default noise is
+like the embedded study's (see METRICS); the rule and its margins are those of conf/gates/default.yaml.
 
     python scripts/simulate_parity.py            # about 4 minutes on 2 cores; writes results/parity_simulation/
     python scripts/simulate_parity.py --studies 200 --noise 0.5 --out /tmp/simulation
 """
 
 import argparse
-import gc
 import json
 import math
 from collections.abc import Sequence
@@ -153,7 +151,6 @@ class Rates:
 
 def simulate(scenario: Scenario, gates: Gates, studies: int, seed: Sequence[int]) -> Rates:
     """Judge `studies` made-up studies."""
-    gc.freeze()  # statsmodels' multipletests collects garbage at each call
     random = np.random.default_rng(list(seed))
     counts = {"different": 0, "equivalent": 0, "inconclusive": 0}
     metric_counts = dict.fromkeys(gates.metrics, 0)

@@ -67,6 +67,7 @@ def judge_parity(study: Study, pairs: Sequence[Pair], treatment: str) -> ParityR
     if not metrics:
         why = "the valid pairs recorded no gated metric" if valid else "no valid pair with the baseline"
         sentence = f"No verdict on the parity of {treatment}: {why}."
+        notes += [*_diverged(own, gates), *_not_succeeded(own)]
         in_words = gates_in_words(gates)
         return ParityResult("no valid pair", sentence, "statistical", notes=notes, excluded=excluded, gates=in_words)
 

@@ -30,7 +30,6 @@ import numpy.typing as npt
 from scipy import stats
 
 # statsmodels has no type stubs.
-from statsmodels.stats.multitest import multipletests  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
 from statsmodels.stats.power import TTestPower  # pyright: ignore[reportMissingTypeStubs]
 from statsmodels.stats.weightstats import DescrStatsW  # pyright: ignore[reportMissingTypeStubs]
 
@@ -222,10 +221,15 @@ def _with_maximum(
 
 
 def _holm(tests: dict[int, PairedTest]) -> dict[int, float]:
+    """Holm's adjusted p-values, as of statsmodels' multipletests, which collects garbage at each call (0.1 s)."""
     raw = {i: test.p_difference for i, test in tests.items() if test.p_difference is not None}
-    if not raw:
-        return {}
-    return dict(zip(raw, cast(Any, multipletests)(list(raw.values()), method="holm")[1].tolist(), strict=True))
+    smallest_first = sorted(raw, key=lambda i: raw[i])
+    adjusted: dict[int, float] = {}
+    largest = 0.0
+    for rank, i in enumerate(smallest_first):
+        largest = max(largest, min((len(raw) - rank) * raw[i], 1.0))
+        adjusted[i] = largest
+    return adjusted
 
 
 def _decide(verdict: MetricVerdict, p_holm: float | None, gates: Gates) -> MetricVerdict:
@@ -291,10 +295,12 @@ def equivalence_power(pairs: int, margin: float, alpha: float) -> float:
 
 def _fewest(power: Callable[[int], float], target: float) -> int | None:
     """Smallest number of pairs, 2 to MOST_PAIRS, at which `power` (growing) reaches the target."""
-    if power(MOST_PAIRS) < target:
-        return None
-    low, high = 1, MOST_PAIRS  # power(low) < target <= power(high)
-    while high - low > 1:
+    low, high = 1, 2  # up from below: statsmodels gives NaN for powers that are nearly one
+    while power(high) < target:
+        if high == MOST_PAIRS:
+            return None
+        low, high = high, min(2 * high, MOST_PAIRS)
+    while high - low > 1:  # power(low) < target <= power(high)
         middle = (low + high) // 2
         low, high = (low, middle) if power(middle) >= target else (middle, high)
     return high
