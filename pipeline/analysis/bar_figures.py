@@ -1,0 +1,163 @@
+"""The pictures that are not curves: the ledger, memory by phase, ppo_kl by mini-batch."""
+
+# matplotlib annotates its keyword arguments as Unknown, which strict mode would report at every call.
+# pyright: reportUnknownMemberType=false
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, MultipleLocator
+
+from pipeline.analysis.columns import FloatArray
+from pipeline.analysis.conclusions import Conclusions
+from pipeline.analysis.declared import KINDS
+from pipeline.analysis.figure_style import WIDTH, arm_style
+from pipeline.analysis.ledger import RunLedger
+from pipeline.analysis.load import BASELINE_REPEAT
+from pipeline.analysis.memory import PHASE_WORDS, PHASES, SOURCE_WORDS
+from pipeline.analysis.treatment import kind_words
+
+_KIND_COLOURS = dict(zip(KINDS, ("#56B4E9", "#E69F00", "#0072B2", "#009E73", "#CC79A7"), strict=True))
+
+
+def ledger_figure(conclusions: Conclusions) -> Figure | None:
+    """Bytes per parameter of each arm by kind of tensor, predicted beside found."""
+    arms = {arm: found for arm, found in conclusions.arms.items() if arm != BASELINE_REPEAT}
+    ledgers = {arm: found.ledger for arm, found in arms.items() if found.ledger is not None}
+    if not ledgers:
+        return None
+    figure = Figure(figsize=(WIDTH, 4.8), layout="constrained")
+    axes = figure.subplots()
+    colours: dict[str, str] = {}
+    highest = 0.0
+    for i, ledger in enumerate(ledgers.values()):
+        for offset, what in ((-0.21, "predicted"), (0.21, "found")):
+            height = 0.0
+            for name, colour, size in _parts(ledger, what):
+                colours[name] = colour
+                axes.bar(i + offset, size, 0.38, bottom=height, color=colour, edgecolor="white",
+                         hatch="///" if what == "predicted" else None, linewidth=0.6)  # fmt: skip
+                if size >= 1:
+                    axes.text(i + offset, height + size / 2, f"{size:.3g}", ha="center", va="center", fontsize=8.5,
+                              bbox={"facecolor": "white", "alpha": 0.75, "pad": 1, "linewidth": 0})  # fmt: skip
+                height += size
+            axes.text(i + offset, height + 0.15, f"{height:.2f}\n{what}", ha="center", va="bottom", fontsize=8.5)
+            highest = max(highest, height)
+    axes.set_xticks(range(len(ledgers)), list(ledgers))
+    axes.set_ylim(0, highest * 1.13)
+    axes.set_ylabel("bytes per trainable parameter")
+    degrees = {ledger.distributed_optimizer_degree for ledger in ledgers.values()}
+    d = f"distributed optimizer over d = {', '.join(map(str, sorted(degrees)))}"
+    axes.set_title(f"Ledger: predicted (hatched) beside found, {d}", loc="left")
+    axes.grid(visible=False, axis="x")
+    axes.yaxis.set_major_locator(MultipleLocator(2))
+    figure.legend([Patch(color=colour) for colour in colours.values()], colours, loc="outside lower center", ncols=4)
+    return figure
+
+
+def _parts(ledger: RunLedger, what: str) -> list[tuple[str, str, float]]:
+    """(name, colour, bytes per parameter) of the segments that are not empty."""
+    padding = 0.0
+    parts: list[tuple[str, str, float]] = []
+    for kind in KINDS:
+        size = ledger.per_parameter(what, kind)
+        if what == "found":
+            padding += (extra := ledger.per_parameter("padding", kind))
+            size -= extra
+        parts.append((kind_words(kind), _KIND_COLOURS[kind], size))
+    if what == "found":
+        parts += [
+            ("buffer padding", "#999999", padding),
+            ("other tensors", "#F0E442", ledger.per_parameter("found", "other")),
+        ]
+    return [part for part in parts if part[2] > 0]
+
+
+def memory_figure(conclusions: Conclusions) -> Figure | None:
+    """The trainer's own reading: the allocator's on a GPU, the process's on the host."""
+    own = [run.readings for run in conclusions.memory.values()]
+    source = next((name for name in ("allocated", "rss") if any(key[0] == name for keys in own for key in keys)), None)
+    if source is None:
+        return None
+    phases = [phase for phase in PHASES if any(key[:2] == (source, phase) for keys in own for key in keys)]
+    arms = [arm for arm in conclusions.study.arms if arm != BASELINE_REPEAT]
+    figure = Figure(figsize=(WIDTH, 5.8), layout="constrained")
+    top, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+    width = 0.8 / max(len(arms), 1)
+    for i, arm in enumerate(arms):
+        runs = [conclusions.memory[run.id].readings for run in conclusions.study.runs_of(arm)]
+        colour, _ = arm_style(conclusions.study.arms, arm)
+        for j, phase in enumerate(phases):
+            peaks = [max(values) for run in runs if (values := _of(run, source, phase))]
+            if peaks:
+                at = j - 0.4 + (i + 0.5) * width
+                mean = sum(peaks) / len(peaks)
+                top.bar(at, mean, width * 0.92, color=colour, label=arm if j == 0 else None)
+                top.text(at, mean, f"{mean:.3g}", ha="center", va="bottom", fontsize=8)
+    _memory_differences(conclusions, below, source, phases, width, arms)
+    top.set_ylabel("GiB, largest rank")
+    top.set_title(f"Memory by phase: {SOURCE_WORDS[source]}", loc="left")
+    below.set_xticks(range(len(phases)), [_in_two_lines(PHASE_WORDS[phase]) for phase in phases])
+    below.set_ylabel("treatment − baseline\n(GiB; bars: all ranks, pairs)")
+    for axes in (top, below):
+        axes.grid(visible=False, axis="x")
+    figure.legend(*top.get_legend_handles_labels(), loc="outside upper left", ncols=4)
+    return figure
+
+
+def _of(readings: dict[tuple[str, str, int], float], source: str, phase: str) -> list[float]:
+    return [value for key, value in readings.items() if key[:2] == (source, phase)]
+
+
+def _memory_differences(
+    conclusions: Conclusions, axes: Axes, source: str, phases: list[str], width: float, arms: list[str]
+) -> None:
+    axes.axhline(0, color="#000000", linewidth=0.8)
+    for arm, verdict in conclusions.verdicts.items():
+        colour, _ = arm_style(conclusions.study.arms, arm)
+        for item in verdict.memory:
+            if item.source == source and item.phase in phases:
+                at = phases.index(item.phase) - 0.4 + (arms.index(arm) + 0.5) * width
+                error = [[item.difference - item.lowest], [item.highest - item.difference]]
+                axes.errorbar(at, item.difference, _bars(error), fmt="D", color=colour, capsize=3, markersize=5)
+
+
+def _in_two_lines(words: str) -> str:
+    return words.replace(" in ", " in\n").replace("first ", "first\n")
+
+
+def _bars(error: list[list[float]]) -> FloatArray:
+    """Down and up, never negative for rounding's sake."""
+    return np.maximum(np.array(error), 0)
+
+
+def mini_batch_figure(conclusions: Conclusions) -> Figure | None:
+    """Median and the middle 80 % over steps, by mini-batch: the first is 0, the later ones are not."""
+    study = conclusions.study
+    figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
+    axes = figure.subplots()
+    arms = [arm for arm in study.arms if arm != BASELINE_REPEAT]
+    drawn = False
+    for i, arm in enumerate(arms):
+        kl = np.concatenate([run.updates.column("ppo_kl") for run in study.runs_of(arm)])
+        batch = np.concatenate([run.updates.column("mini_batch") for run in study.runs_of(arm)])
+        known = np.isfinite(kl) & np.isfinite(batch)
+        colour, _ = arm_style(study.arms, arm)
+        for j in np.unique(batch[known]):
+            values = kl[known & (batch == j)]
+            low, middle, high = np.quantile(values, [0.1, 0.5, 0.9])
+            at = j + 1 + (i - (len(arms) - 1) / 2) * 0.12
+            axes.errorbar(at, middle, _bars([[middle - low], [high - middle]]), fmt="o", color=colour, capsize=3,
+                          label=None if drawn and j else arm)  # fmt: skip
+            drawn = True
+    if not drawn:
+        return None
+    axes.axhline(0, color="#000000", linewidth=0.8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("mini-batch (optimizer step) within a training step")
+    axes.set_ylabel("ppo_kl (nats per token)")
+    axes.set_title("ppo_kl by mini-batch: median and middle 80 % over steps and seeds", loc="left")
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    figure.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=4)
+    return figure
