@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -46,8 +47,11 @@ if __name__ == "__main__":
         # Even a killed sweep (SIGKILL, out of memory) leaves no Ray cluster behind.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
+    from ray._private.utils import get_ray_address_file
     from ray.cluster_utils import Cluster
 
+    # Cluster notes its address in Ray's own folder, and takes for granted that somebody made it.
+    Path(get_ray_address_file(None)).parent.mkdir(parents=True, exist_ok=True)
     Cluster(initialize_head=True, head_node_args=head_node_arguments(json.loads(sys.argv[1])))
     while True:
         signal.pause()
