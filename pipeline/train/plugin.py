@@ -6,6 +6,7 @@ touched only when verl itself imports them.
 """
 
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +29,14 @@ def make_assets(folder: Path) -> None:
     from pipeline.embedded.tiny_model import make_assets as make
 
     make(folder)
+
+
+def megatron_on_host() -> AbstractContextManager[None]:
+    """Within it megatron-core alone (no verl) runs on host memory, with the reference FusedAdam."""
+    from pipeline.embedded import megatron_on_cpu
+
+    megatron_on_cpu.install()
+    return megatron_on_cpu.cuda_means_cpu()
 
 
 def _register_trainer(_: ModuleType) -> None:
