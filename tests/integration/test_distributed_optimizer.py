@@ -1,20 +1,20 @@
 """Unmodified megatron-core on CPU: the real GPTModel, DDP and DistributedOptimizer over gloo, arm by arm.
 
-Process groups are global to a process, so the measurements run in processes of their own: this file is its own worker
-(`main`). Each worker hands back one JSON object; the tests only compare numbers.
+Process groups are global to a process, so the measurements run in processes of their own: this file is its own program
+(`main`). Each process hands back one JSON object; the tests only compare numbers.
 """
 
-import argparse
 import hashlib
 import json
 import math
+import multiprocessing
+import multiprocessing.connection
 import os
 import re
 import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -508,34 +508,49 @@ def fill_by_name(model: Any, config: Any) -> None:
         param.data.copy_(whole)
 
 
-@contextmanager
-def process_group(rank: int, ranks: int, store: Path) -> Iterator[None]:
+def work(rank: int, ranks: int, folder: Path) -> None:
+    """One process of a group; leaves `<ranks>-<rank>.json`."""
     import torch
+    from megatron.core import parallel_state
 
-    torch.set_num_threads(1)
+    from pipeline.embedded.megatron_on_cpu import cuda_means_cpu
+
+    store = folder / f"{ranks}.store"
     torch.distributed.init_process_group("cpu:gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    try:
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
+    with cuda_means_cpu():
+        parallel_state.initialize_model_parallel()
+        results = one_rank() if ranks == 1 else two_ranks(rank)
+    torch.distributed.destroy_process_group()
+    (folder / f"{ranks}-{rank}.json").write_text(json.dumps(results))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--ranks", type=int, required=True)
-    parser.add_argument("--folder", type=Path, required=True)
-    arguments = parser.parse_args()
+    """Import megatron-core once, which takes longer than all the rest, and fork every process from there."""
+    import torch
 
     from pipeline.embedded import megatron_on_cpu
 
+    torch.set_num_threads(1)
     megatron_on_cpu.install()
-    from megatron.core import parallel_state
+    import mbridge.models.qwen2  # noqa: F401
+    import megatron.core.distributed
+    import megatron.core.models.gpt.gpt_model
+    import megatron.core.pipeline_parallel  # noqa: F401
 
-    with process_group(arguments.rank, arguments.ranks, arguments.folder / "store"), megatron_on_cpu.cuda_means_cpu():
-        parallel_state.initialize_model_parallel()
-        results = one_rank() if arguments.ranks == 1 else two_ranks(arguments.rank)
-    (arguments.folder / f"{arguments.rank}.json").write_text(json.dumps(results))
+    folder = Path(sys.argv[1])
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=work, args=(rank, ranks, folder)) for ranks in (1, 2) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    running = set(processes)
+    while running:
+        multiprocessing.connection.wait([process.sentinel for process in running])
+        running = {process for process in running if process.is_alive()}
+        if any(process.exitcode for process in processes):
+            # The other rank would wait for this one.
+            for process in running:
+                process.kill()
+            sys.exit(1)
 
 
 # -- the tests --------------------------------------------------------------------------------------------------------
@@ -545,7 +560,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
-    """Results by number of ranks, in the order of the ranks; all processes run at once."""
+    """Results by number of ranks, in the order of the ranks."""
+    folder = tmp_path_factory.mktemp("workers")
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -553,26 +569,11 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str
         "TORCHDYNAMO_DISABLE": "1",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     }
-    started: list[tuple[Path, subprocess.Popen[str]]] = []
-    folders = {ranks: tmp_path_factory.mktemp(f"{ranks}-ranks") for ranks in (1, 2)}
-    for ranks, folder in folders.items():
-        for rank in range(ranks):
-            command = [sys.executable, "-W", "ignore", __file__, f"--rank={rank}", f"--ranks={ranks}"]
-            log = (folder / f"{rank}.log").open("w")
-            process = subprocess.Popen(
-                [*command, f"--folder={folder}"], env=environment, stdout=log, stderr=subprocess.STDOUT, text=True
-            )
-            started.append((folder / f"{rank}.log", process))
-    try:
-        for log_file, process in started:
-            assert process.wait(timeout=300) == 0, log_file.read_text()[-4000:]
-    finally:
-        for _, process in started:
-            process.kill()
-            process.wait()
+    command = [sys.executable, "-W", "ignore", __file__, str(folder)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
     return {
-        ranks: [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-        for ranks, folder in folders.items()
+        ranks: [json.loads((folder / f"{ranks}-{rank}.json").read_text()) for rank in range(ranks)] for ranks in (1, 2)
     }
 
 
