@@ -11,6 +11,7 @@ import logging
 import os
 import random
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,33 @@ _NOISE = "0123456789abcdefghij"
 _VOCABULARY = 64
 
 
-def make_assets(folder: Path) -> None:
+@dataclass(frozen=True)
+class Size:
+    """A Qwen2's shape; with 2 key-value heads."""
+
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int = 4
+
+
+SMALLEST = "2x128"
+SIZES = {
+    # About 0.3 million parameters: for two cores.
+    SMALLEST: Size(layers=2, hidden=128, ffn=256),
+    # About 0.8 million. Heads of 64 elements: SGLang's rotary embedding kernel takes no fewer.
+    "2x256": Size(layers=2, hidden=256, ffn=256),
+}
+
+
+def make_assets(folder: Path, size: str | None = None) -> None:
     """Model, tokenizer and parquet files under `folder`, unless they are there. Takes about 20 s on one core.
 
-    Made again where the makers (this file, the task, torch, transformers) have changed.
+    Made again where the makers (this file, the task, torch, transformers) or the size have changed. size: a name of
+    SIZES; None stands for the smallest.
     """
-    makers, made_by = _makers(), folder / "made_by"
+    size = size or SMALLEST
+    makers, made_by = f"{_makers()} size {size}", folder / "made_by"
     if made_by.exists() and made_by.read_text() == makers:
         return
     _log.warning("making the tiny model and its task in %s", folder)
@@ -50,7 +72,7 @@ def make_assets(folder: Path) -> None:
     work.mkdir(parents=True)
     tokenizer = _tokenizer()
     tokenizer.save_pretrained(work / "model")
-    _supervised(tokenizer).save_pretrained(work / "model")
+    _supervised(tokenizer, SIZES[size]).save_pretrained(work / "model")
     task.write_parquet(work)
     (work / "made_by").write_text(makers)
     shutil.rmtree(folder, ignore_errors=True)
@@ -76,14 +98,14 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def model_config(tokenizer: Any) -> Qwen2Config:
-    """Qwen2 with 2 layers of width 128: about 0.3 million parameters."""
+def model_config(tokenizer: Any, size: Size) -> Qwen2Config:
+    """A small Qwen2, input and output embedding apart."""
     return Qwen2Config(
         vocab_size=_VOCABULARY,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
+        hidden_size=size.hidden,
+        intermediate_size=size.ffn,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
         num_key_value_heads=2,
         max_position_embeddings=256,
         tie_word_embeddings=False,
@@ -94,10 +116,10 @@ def model_config(tokenizer: Any) -> Qwen2Config:
     )
 
 
-def _supervised(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+def _supervised(tokenizer: PreTrainedTokenizerFast, size: Size) -> Qwen2ForCausalLM:
     torch.manual_seed(0)
     chance = random.Random(0)
-    model = Qwen2ForCausalLM(model_config(tokenizer)).float()
+    model = Qwen2ForCausalLM(model_config(tokenizer, size)).float()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the same sums in the same order wherever this runs
     try:

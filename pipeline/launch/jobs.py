@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import shlex
 import sys
 import threading
@@ -59,7 +60,9 @@ class JobSpec:
         """Workers inherit the raylet's environment, not ours: all that a job needs to know is here. No secrets."""
         variables = {**self.env, RUN_FOLDER_VARIABLE: str(self.run_folder), "VERL_USE_EXTERNAL_MODULES": PLUGIN}
         if PROJECT.name != "site-packages":
-            variables["PYTHONPATH"] = str(PROJECT)
+            # The job's value replaces the cluster's: packages that lie on PYTHONPATH (docs/gpu.md) must stay there.
+            ours = os.environ.get("PYTHONPATH")
+            variables["PYTHONPATH"] = f"{PROJECT}{os.pathsep}{ours}" if ours else str(PROJECT)
         return variables
 
 

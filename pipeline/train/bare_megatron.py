@@ -147,7 +147,7 @@ def _optimizer_config(optim: dict[str, Any]) -> Any:
 
     precision_aware = bool(optim.get("use_precision_aware_optimizer"))
     names = ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
-    dtypes = {name: _DTYPES[optim[name]] for name in names if name in optim} if precision_aware else {}
+    dtypes: dict[str, Any] = {name: _DTYPES[optim[name]] for name in names if name in optim} if precision_aware else {}
     return OptimizerConfig(
         optimizer="adam",
         lr=optim["lr"],

@@ -83,7 +83,7 @@ def main() -> None:
     if composed["recipe"].get("make_assets"):
         from pipeline.train.plugin import make_assets
 
-        make_assets(Path(composed["recipe"]["assets_dir"]))
+        make_assets(Path(composed["recipe"]["assets_dir"]), composed["recipe"].get("assets_size"))
     os.execv(command[0], command)
 
 

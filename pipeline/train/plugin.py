@@ -24,11 +24,11 @@ if _ON_CPU:
     registration.install()
 
 
-def make_assets(folder: Path) -> None:
-    """Make the tiny model and its task under `folder`, unless they are there."""
+def make_assets(folder: Path, size: str | None = None) -> None:
+    """Make the tiny model and its task under `folder`, unless they are there. size: of tiny_model.SIZES."""
     from pipeline.embedded.tiny_model import make_assets as make
 
-    make(folder)
+    make(folder, size)
 
 
 def megatron_on_host() -> AbstractContextManager[None]:

@@ -25,7 +25,7 @@ def run(folder: RunFolder) -> None:
     environment = find_environment(os.environ.get("VERL_PLATFORM", "cuda"))
     write_atomically(folder.environment_file, json_lines.dumps(environment.model_dump(), indent=True))
     if run_config.recipe.get("make_assets"):
-        plugin.make_assets(Path(run_config.recipe["assets_dir"]))
+        plugin.make_assets(Path(run_config.recipe["assets_dir"]), run_config.recipe.get("assets_size"))
     config = compose_verl_config(verl_overrides(run_config.recipe, run_config.arm))
     folder.verl_config_file.write_text(OmegaConf.to_yaml(config, resolve=True))
 

@@ -1,0 +1,186 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, unattended, most valuable first. Parts that are done are skipped, so it can be started
+# again; each result is written as soon as it is there, and packed after each part.
+#
+#   run_all.sh run [PART...]      in the foreground
+#   run_all.sh start [PART...]    in the background, in a session of its own; then:
+#   run_all.sh follow SECONDS     wait for it at most so long, show its log's end, pack
+#   run_all.sh pack               put what there is into $OUT
+#
+# Parts, in this order when none is named:
+#   vectors     golden vectors of TransformerEngine's FusedAdam
+#   dead        h200-dead-optimizer: megatron-core 0.16.1 and 0.13.1, 177 million parameters
+#   memory      h200-qwen2-7b-memory: Qwen2-7B's shape, each arm that fits
+#   grpo1       h200-sgl-megatron: the GRPO run of each arm, seed 1
+#   tests       tests/gpu
+#   memory24    h200-qwen2-7b-24-layers-memory: where bf16 moments fit
+#   grpo2       seed 2
+#
+# Environment: STACK (what unpack.sh made), RESULTS, OUT (packed results; default RESULTS/packed). The host's python3
+# must be the one that has torch.
+set -uo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+project=$(cd "$here/../.." && pwd)
+STACK=${STACK:-/tmp/gpu/stack}
+RESULTS=${RESULTS:-/tmp/gpu/results}
+OUT=${OUT:-$RESULTS/packed}
+DONE=$RESULTS/.done
+LOGS=$RESULTS/logs
+PARTS=(vectors dead memory grpo1 tests memory24 grpo2)
+GRPO_STUDY=h200-sgl-megatron
+GRPO_ARMS=(baseline pao pao_bf16_moments pao_bf16_all)
+
+mkdir -p "$RESULTS" "$DONE" "$LOGS" "$OUT"
+cd "$project" || exit 1
+export PYTHONPATH=$STACK/site:$project PYTHONUNBUFFERED=1 NVTE_DEBUG=0
+
+say() { echo "$(date +%H:%M:%S) $*"; }
+
+# limited SECONDS NAME COMMAND...: run with a limit, output to the log NAME; a long job gets a moment to end in order
+limited() {
+    local limit=$1 name=$2 status=0 began=$SECONDS
+    shift 2
+    timeout --signal=TERM --kill-after=45 "$limit" "$@" >>"$LOGS/$name.log" 2>&1 || status=$?
+    say "$name: exit status $status after $((SECONDS - began)) s"
+    ((status == 0)) || tail -n 15 "$LOGS/$name.log" | cut -c1-300
+    return "$status"
+}
+
+# once NAME COMMAND...: skip what is done. Status 1 of a study means that a run failed, which is a result; the marker is
+# kept back only where the command did not come to its end (124: the limit, above 128: killed) or the input was wrong.
+once() {
+    local name=$1 status=0
+    shift
+    if [[ -e $DONE/$name ]]; then
+        say "$name: done before"
+        return
+    fi
+    "$@" || status=$?
+    ((status > 1)) || touch "$DONE/$name"
+    pack
+}
+
+probe() {
+    local limit=$1 name=$2
+    shift 2
+    once "$name" limited "$limit" "$name" python3 -m pipeline.train.optimizer_probe --results-dir "$RESULTS" "$@"
+}
+
+part_vectors() {
+    once vectors limited 180 vectors python3 scripts/record_fused_adam_vectors.py \
+        --out "$RESULTS/vectors/fused_adam_te_2_12.npz"
+    tail -n 20 "$LOGS/vectors.log"
+}
+
+part_dead() {
+    probe 300 dead_0_16_1 --study h200-dead-optimizer --shape 177m --arms baseline,pao --compare-megatron-core
+    PYTHONPATH=$STACK/mcore_0_13_1:$PYTHONPATH probe 300 dead_0_13_1 \
+        --study h200-dead-optimizer --shape 177m --arms baseline,pao --compare-megatron-core
+    cat "$RESULTS/h200-dead-optimizer/optimizer_steps.md"
+}
+
+part_memory() {
+    probe 600 memory --study h200-qwen2-7b-memory --shape qwen2_7b --timeout-s 180
+    cat "$RESULTS/h200-qwen2-7b-memory/optimizer_steps.md"
+}
+
+part_memory24() {
+    probe 600 memory24 --study h200-qwen2-7b-24-layers-memory --shape qwen2_7b_24l --timeout-s 180
+    cat "$RESULTS/h200-qwen2-7b-24-layers-memory/optimizer_steps.md"
+}
+
+part_tests() { once tests limited 300 tests python3 -m pytest -q -m gpu tests/gpu; }
+
+# One sweep per arm, so that a limit costs one run at most. Arms in reverse order for the second seed.
+grpo() {
+    local seed=$1 arm
+    shift
+    wait_for_preparation
+    for arm in "$@"; do
+        once "grpo-$arm-s$seed" limited 480 "grpo-$arm-s$seed" python3 -m pipeline.sweep recipe=qwen2_tiny_1gpu \
+            cluster=one_gpu study_name="$GRPO_STUDY" results_dir="$RESULTS" arm="$arm" seed="$seed"
+    done
+}
+
+part_grpo1() { grpo 1 "${GRPO_ARMS[@]}"; }
+part_grpo2() {
+    local arms
+    mapfile -t arms < <(printf '%s\n' "${GRPO_ARMS[@]}" | tac)
+    grpo 2 "${arms[@]}"
+}
+
+# While the GPU is busy with the first parts: compile the stack's Python, make the tiny model and its task.
+prepare() {
+    nice -n 19 python3 -m compileall -q -j 8 "$STACK/site" >"$LOGS/compileall.log" 2>&1
+    CUDA_VISIBLE_DEVICES='' nice -n 19 python3 >"$LOGS/assets.log" 2>&1 <<'PYTHON'
+from pathlib import Path
+
+from pipeline.train.by_hand import compose_sweep
+from pipeline.train.plugin import make_assets
+
+recipe = compose_sweep(["recipe=qwen2_tiny_1gpu", "cluster=one_gpu"])["recipe"]
+make_assets(Path(recipe["assets_dir"]), recipe["assets_size"])
+PYTHON
+    say "preparation: exit status $?"
+}
+
+wait_for_preparation() { [[ -z ${preparation:-} ]] || wait "$preparation"; }
+
+# At most 8 files of at most 16 MiB may leave the host: one archive per study, without W&B's files and Ray's logs.
+pack() {
+    local study
+    for study in "$RESULTS"/h200-*/; do
+        [[ -d $study ]] || continue
+        tar czf "$OUT/$(basename "$study").tar.gz" -C "$RESULTS" --exclude=wandb --exclude=ray_logs --exclude=__pycache__ \
+            "$(basename "$study")"
+    done
+    [[ ! -d $RESULTS/vectors ]] || tar czf "$OUT/vectors.tar.gz" -C "$RESULTS" vectors
+    find "$RESULTS" -path '*/ray_logs/*' -type f -size -200k \( -name '*.err' -o -name 'gcs*' -o -name 'raylet*' \
+        -o -name 'job-driver*' -o -name 'worker*.out' \) -print0 | tar czf "$OUT/ray_logs.tar.gz" --null -T - 2>/dev/null
+    tar czf "$OUT/logs.tar.gz" -C "$RESULTS" logs
+    find "$OUT" -type f -size +16M -exec echo "too large to leave the host:" {} \;
+}
+
+run() {
+    local part parts=("$@")
+    ((${#parts[@]})) || parts=("${PARTS[@]}")
+    for part in "${parts[@]}"; do
+        declare -F "part_$part" >/dev/null || { echo "unknown part $part; there are ${PARTS[*]}" >&2; exit 2; }
+    done
+    prepare &
+    preparation=$!
+    for part in "${parts[@]}"; do
+        say "== $part"
+        "part_$part"
+    done
+    wait_for_preparation
+    say "all parts have ended"
+}
+
+start() {
+    if [[ -e $RESULTS/pid ]] && kill -0 "$(cat "$RESULTS/pid")" 2>/dev/null; then
+        echo "already running" >&2
+        exit 1
+    fi
+    # OUT of the present call is emptied before the next one: the background writes to its own folder.
+    OUT=$RESULTS/packed setsid nohup bash "${BASH_SOURCE[0]}" run "$@" >>"$LOGS/run_all.log" 2>&1 </dev/null &
+    echo $! >"$RESULTS/pid"
+}
+
+follow() {
+    local until=$((SECONDS + $1))
+    while ((SECONDS < until)) && kill -0 "$(cat "$RESULTS/pid")" 2>/dev/null; do sleep 1; done
+    tail -n 70 "$LOGS/run_all.log"
+    nvidia-smi --query-gpu=memory.used,utilization.gpu --format=csv,noheader || true
+    tail -n 5 "$(find "$LOGS" "$RESULTS"/h200-*/runs -name '*.log' -print0 2>/dev/null | xargs -0 ls -t | head -n 1)" | cut -c1-300
+    pack
+    ls -la "$OUT"
+    kill -0 "$(cat "$RESULTS/pid")" 2>/dev/null && echo STILL RUNNING || echo ENDED
+}
+
+case ${1:-} in
+run | start | follow) "$@" ;;
+pack) pack ;;
+*) sed -n '2,24p' "${BASH_SOURCE[0]}" | cut -c3- >&2; exit 2 ;;
+esac
