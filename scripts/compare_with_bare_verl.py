@@ -9,7 +9,7 @@ run folder, nothing observed. Orders alternate, so that drift of the machine can
 
 import argparse
 import json
-import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -37,12 +37,13 @@ def composed_for(arm: str, steps: int) -> dict[str, Any]:
 
 
 class RunningCluster:
-    """A local cluster like the sweep's own, with its address where bare verl's ray.init finds it."""
+    """A local cluster like the sweep's own."""
 
     def __enter__(self) -> "RunningCluster":
         forget_other_clusters()
         composed = compose_sweep([f"cluster.dashboard_port={PORT}"])
-        self._cluster = LocalCluster(ClusterSettings.from_config(composed["cluster"]), composed["recipe"]["n_workers"])
+        settings = ClusterSettings.model_validate(composed["cluster"])
+        self._cluster = LocalCluster(settings, composed["recipe"]["n_workers"])
         self._cluster.start()
         while not self._cluster.is_ready():
             time.sleep(0.2)
@@ -51,23 +52,26 @@ class RunningCluster:
     def __exit__(self, *_: object) -> None:
         self._cluster.stop()
 
+    def run_bare(self, arm: str, steps: int, metrics: Path) -> float:
+        """Seconds of wall time of `ray job submit -- python -m verl.trainer.main_ppo ...`, submission to end.
 
-def run_bare(arm: str, steps: int, metrics: Path) -> float:
-    """Seconds of wall time of one run by hand; verl's own file logger writes its metrics to `metrics`."""
-    composed = composed_for(arm, steps)
-    environment = {
-        **os.environ,
-        **worker_environment(composed["cluster"]),
-        "RAY_ADDRESS": "auto",
-        "VERL_FILE_LOGGER_PATH": str(metrics),
-    }
-    os.environ["RAY_ADDRESS"] = "auto"
-    variables = f"++ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH='{metrics}'"
-    command = verl_command(composed, ["trainer.logger=[console,file]", variables])
-    del os.environ["RAY_ADDRESS"]
-    started = time.perf_counter()
-    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
-    return time.perf_counter() - started
+        verl's own file logger writes its metrics to `metrics`.
+        """
+        from ray.job_submission import JobStatus, JobSubmissionClient
+
+        composed = composed_for(arm, steps)
+        environment = {**worker_environment(composed["cluster"]), "VERL_FILE_LOGGER_PATH": str(metrics)}
+        command = verl_command(composed, ["trainer.logger=[console,file]"], on_cluster=True)
+        dashboard = self._cluster.dashboard
+        client = JobSubmissionClient(dashboard.address, headers=dashboard.headers)
+        started = time.perf_counter()
+        job = client.submit_job(entrypoint=shlex.join(command), runtime_env={"env_vars": environment})
+        while not (status := client.get_job_status(job)).is_terminal():
+            time.sleep(0.5)
+        took = time.perf_counter() - started
+        if status != JobStatus.SUCCEEDED:
+            sys.exit(client.get_job_logs(job)[-3000:])
+        return took
 
 
 def run_sweep(arms: tuple[str, ...], steps: int, results: Path) -> float:
@@ -97,8 +101,8 @@ def overhead(steps: int, rounds: int) -> None:
         for kind in ("bare", "observed") if number % 2 == 0 else ("observed", "bare"):
             with tempfile.TemporaryDirectory() as folder:
                 if kind == "bare":
-                    with RunningCluster():
-                        run_bare("baseline", steps, Path(folder) / "metrics.jsonl")
+                    with RunningCluster() as cluster:
+                        cluster.run_bare("baseline", steps, Path(folder) / "metrics.jsonl")
                     found = bare_step_times(Path(folder) / "metrics.jsonl")
                 else:
                     run_sweep(("baseline",), steps, Path(folder))
@@ -114,8 +118,8 @@ def sweep() -> None:
     """Wall time of the default sweep over that of the same two runs by hand on a running cluster."""
     steps = composed_for("baseline", 8)["recipe"]["steps"]
     with tempfile.TemporaryDirectory() as folder:
-        with RunningCluster():
-            by_hand = sum(run_bare(arm, steps, Path(folder) / f"{arm}.jsonl") for arm in ARMS)
+        with RunningCluster() as cluster:
+            by_hand = sum(cluster.run_bare(arm, steps, Path(folder) / f"{arm}.jsonl") for arm in ARMS)
         print(f"by hand: {by_hand:.1f} s", flush=True)
         swept = run_sweep(ARMS, steps, Path(folder))
     print(f"sweep : by hand = {swept:.1f} s : {by_hand:.1f} s = {swept / by_hand:.3f}")

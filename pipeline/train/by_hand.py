@@ -28,14 +28,17 @@ def compose_sweep(overrides: list[str]) -> dict[str, Any]:
     return {str(key): value for key, value in composed.items()}
 
 
-def verl_command(composed: dict[str, Any], extra: list[str]) -> list[str]:
-    """`python -m verl.trainer.main_ppo ...` for the recipe and arm of `composed`; `extra` overrides come last."""
+def verl_command(composed: dict[str, Any], extra: list[str], on_cluster: bool = False) -> list[str]:
+    """`python -m verl.trainer.main_ppo ...` for the recipe and arm of `composed`; `extra` overrides come last.
+
+    on_cluster: the command becomes a Ray job, whose runtime environment brings the variables (`worker_environment`).
+    """
     return [
         sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo",
         f"--config-path=pkg://{VERL_CONFIG_MODULE}", f"--config-name={VERL_CONFIG_NAME}",
         "hydra.run.dir=.", "hydra.output_subdir=null",
         *verl_overrides(composed["recipe"], composed["arm"]),
-        *_ray_overrides(composed), *extra,
+        *([] if on_cluster else _ray_overrides(composed)), *extra,
     ]  # fmt: skip
 
 

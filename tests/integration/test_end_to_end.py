@@ -1,0 +1,120 @@
+"""The main job for real: the sweep command, Ray, verl's trainer, Megatron's optimizer, W&B's client, the report."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.study import json_lines
+from pipeline.study.paths import PROJECT
+from pipeline.study.run_folder import RunFolder
+
+pytestmark = pytest.mark.slow
+
+BYTES_PER_PARAMETER = {"baseline": 18.0, "pao": 16.0, "pao_bf16_moments": 12.0, "pao_bf16_all": 10.0}
+_TIMES_AND_MEMORY = ("time", "timing", "perf/", "actor/perf/", "rss_", "wall_time")
+
+
+def _sweep(results: Path, port: int, *overrides: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pipeline.sweep", "+study=quick", f"results_dir={results}"]
+    return subprocess.run(
+        [*command, f"cluster.dashboard_port={port}", *overrides],
+        cwd=PROJECT, capture_output=True, text=True, timeout=1800, check=False,
+    )  # fmt: skip
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    return [json_lines.loads(line) for line in file.read_text().splitlines()]
+
+
+def _what_training_did(folder: RunFolder) -> list[dict[str, Any]]:
+    """Every row of a run, without what a clock or the operating system decides."""
+    rows = _rows(folder.steps_file) + _rows(folder.updates_file)
+    return [{key: row[key] for key in row if not key.startswith(_TIMES_AND_MEMORY)} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One sweep over all arms, two steps each."""
+    results = tmp_path_factory.mktemp("results")
+    arms = ",".join([*BYTES_PER_PARAMETER, "baseline_repeat", "dead_optimizer"])
+    swept = _sweep(results, 8291, f"arm={arms}", "recipe.steps=2")
+    assert swept.returncode == 0, swept.stdout + swept.stderr
+    return results / "quick"
+
+
+@pytest.fixture(scope="module")
+def runs(study: Path) -> dict[str, RunFolder]:
+    folders = [RunFolder(path) for path in (study / "runs").iterdir()]
+    return {folder.read_config().arm["name"]: folder for folder in folders}
+
+
+@pytest.mark.parametrize("arm", BYTES_PER_PARAMETER)
+def test_every_arm_holds_exactly_its_bytes_and_lives(study: Path, arm: str) -> None:
+    found = json.loads((study / "summary.json").read_text())["arms"][arm]
+    assert found["bytes_per_param"]["found"] == BYTES_PER_PARAMETER[arm]
+    assert found["bytes_per_param"]["predicted"] == BYTES_PER_PARAMETER[arm]
+    assert found["liveness"]["min"] > 0
+
+
+@pytest.mark.parametrize("arm", BYTES_PER_PARAMETER)
+def test_ppo_kl_is_exactly_zero_in_the_first_mini_batch_only(runs: dict[str, RunFolder], arm: str) -> None:
+    rows = _rows(runs[arm].updates_file)
+    assert [row["mini_batch"] for row in rows] == [0, 1, 2, 3] * 2
+    assert all((row["ppo_kl"] == 0) == (row["mini_batch"] == 0) for row in rows)
+
+
+def test_two_baseline_runs_are_identical_in_all_but_times_and_memory(runs: dict[str, RunFolder]) -> None:
+    assert _what_training_did(runs["baseline"]) == _what_training_did(runs["baseline_repeat"])
+
+
+def test_the_dead_optimizer_is_found_dead(study: Path) -> None:
+    summary = json.loads((study / "summary.json").read_text())
+    assert summary["arms"]["dead_optimizer"]["liveness"]["median"] == 0
+    assert summary["verdicts"]["dead_optimizer"]["updates"] == "dead optimizer"
+    assert summary["verdicts"]["pao"]["updates"] == "healthy"
+
+
+def test_each_run_left_an_offline_wandb_run_under_its_own_name(runs: dict[str, RunFolder]) -> None:
+    for folder in runs.values():
+        (run,) = (folder.path / "wandb").glob("offline-run-*")
+        assert run.name.endswith(folder.path.name)
+        assert not (folder.path / "tracking_error.json").exists()
+
+
+def test_the_report_names_the_stand_ins(study: Path) -> None:
+    report = (study / "report.md").read_text()
+    assert "reference of TransformerEngine's FusedAdam" in report
+    assert "equivalent" not in report.splitlines()[1]
+
+
+def test_two_workers_share_the_optimizer_and_write_their_own_rows(tmp_path: Path) -> None:
+    swept = _sweep(tmp_path, 8292, "arm=pao", "recipe.n_workers=2", "recipe.steps=1", "tracking=disabled")
+    assert swept.returncode == 0, swept.stdout + swept.stderr
+    (folder,) = (RunFolder(path) for path in (tmp_path / "quick" / "runs").iterdir())
+    rows = _rows(folder.updates_file)
+    assert sorted({row["rank"] for row in rows}) == [0, 1]
+    ledger = folder.read_ledger()
+    assert ledger is not None
+    for rank in ledger.ranks:
+        assert rank.optimizer_elements == rank.buffer_elements / 2
+    # 6 + 10 / 2 bytes per element of the padded buffers
+    assert sum(entry.bytes for entry in ledger.ranks[0].entries) == 11 * ledger.ranks[0].buffer_elements
+
+
+def test_a_failing_run_is_told_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    reward = "recipe.verl.reward.custom_reward_function.name=compute_score,not_there"
+    swept = _sweep(tmp_path, 8293, "arm=baseline", reward, "recipe.steps=1", "tracking=disabled")
+    assert swept.returncode == 1, swept.stdout + swept.stderr
+    states = {}
+    for path in (tmp_path / "quick" / "runs").iterdir():
+        status = RunFolder(path).read_status()
+        assert status is not None
+        states[status.state] = status
+    assert set(states) == {"succeeded", "failed"}
+    assert "not_there" in states["failed"].reason
+    assert "ActorDiedError" not in states["failed"].reason
+    assert "not_there" in (tmp_path / "quick" / "report.md").read_text()
