@@ -232,8 +232,9 @@ def run(command: list[str], what: str, environment: dict[str, str] | None = None
     if done.returncode == 0:
         return
     said = [line for line in LOG.read_text()[start:].splitlines() if line.strip()]
-    gist = [line for line in said if line.startswith("ERROR:")] or said[-8:]
-    shown = "\n".join(f"    {line}" for line in gist[:8])
+    # Pip explains itself below its first ERROR; other programs at their end.
+    error = next((number for number, line in enumerate(said) if line.startswith("ERROR:")), len(said) - 8)
+    shown = "\n".join(f"    {line}" for line in said[max(error, 0) :][:8])
     raise SetupError(
         f"FAILED while {what} (exit status {done.returncode}):\n{shown}\n"
         f"  Everything that was said: {LOG.relative_to(ROOT)}\n"
