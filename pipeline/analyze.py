@@ -12,17 +12,18 @@ Exit status: 0 when the analysis worked, whatever it found (failed runs and alar
 import argparse
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipeline.analysis.conclusions import Conclusions, conclude
-from pipeline.analysis.figures import Picture, draw
 from pipeline.analysis.load import NotAStudyError
-from pipeline.analysis.pairs import load_study
-from pipeline.analysis.report import render_pr_comment, render_report
-from pipeline.analysis.summary import summarise
-from pipeline.study import json_lines
-from pipeline.study.run_folder import write_atomically
+
+# What is heavy to import (matplotlib, scipy, statsmodels) is imported in functions: the processes that read a large
+# study import this module as well, and this process imports the rest while they read.
+
+if TYPE_CHECKING:
+    from pipeline.analysis.conclusions import Conclusions
+    from pipeline.analysis.figures import Picture
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,29 @@ def analyze(study_folder: Path, image_prefix: str = "") -> AnalysisOutcome:
     image_prefix: what stands before the pictures' paths in pr_comment.md.
     Raises NotAStudyError (a ValueError) with a message for the user, OSError when the folder cannot be written.
     """
-    conclusions = conclude(load_study(study_folder))
+    from pipeline.analysis.pairs import load_study
+
+    study = load_study(study_folder, meanwhile=_import_the_rest)
+
+    from pipeline.analysis.conclusions import conclude
+    from pipeline.analysis.figures import draw
+
+    conclusions = conclude(study)
     pictures = draw(conclusions, study_folder / "figures")
     return _write(study_folder, conclusions, pictures, image_prefix)
 
 
-def _write(folder: Path, conclusions: Conclusions, pictures: list[Picture], image_prefix: str) -> AnalysisOutcome:
+def _import_the_rest() -> None:
+    for name in ("conclusions", "figures", "report", "summary"):
+        import_module(f"pipeline.analysis.{name}")
+
+
+def _write(folder: Path, conclusions: "Conclusions", pictures: "list[Picture]", image_prefix: str) -> AnalysisOutcome:
+    from pipeline.analysis.report import render_pr_comment, render_report
+    from pipeline.analysis.summary import summarise
+    from pipeline.study import json_lines
+    from pipeline.study.run_folder import write_atomically
+
     summary = summarise(conclusions)
     report = folder / "report.md"
     write_atomically(folder / "summary.json", json_lines.dumps(summary, indent=True) + b"\n")

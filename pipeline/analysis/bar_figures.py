@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator, MultipleLocator
 from pipeline.analysis.columns import FloatArray
 from pipeline.analysis.conclusions import Conclusions
 from pipeline.analysis.declared import KINDS
-from pipeline.analysis.figure_style import WIDTH, arm_style
+from pipeline.analysis.figure_style import arm_style, new_figure
 from pipeline.analysis.ledger import RunLedger
 from pipeline.analysis.load import BASELINE_REPEAT
 from pipeline.analysis.memory import PHASE_WORDS, PHASES, SOURCE_WORDS
@@ -27,15 +27,15 @@ def ledger_figure(conclusions: Conclusions) -> Figure | None:
     ledgers = {arm: found.ledger for arm, found in arms.items() if found.ledger is not None}
     if not ledgers:
         return None
-    figure = Figure(figsize=(WIDTH, 4.8), layout="constrained")
+    segments = {(arm, what): _parts(ledger, what) for arm, ledger in ledgers.items() for what in ("predicted", "found")}
+    colours = {name: colour for parts in segments.values() for name, colour, _ in parts}
+    figure = new_figure(4.4, [Patch(color=colour) for colour in colours.values()], colours)
     axes = figure.subplots()
-    colours: dict[str, str] = {}
     highest = 0.0
-    for i, ledger in enumerate(ledgers.values()):
+    for i, arm in enumerate(ledgers):
         for offset, what in ((-0.21, "predicted"), (0.21, "found")):
             height = 0.0
-            for name, colour, size in _parts(ledger, what):
-                colours[name] = colour
+            for _, colour, size in segments[arm, what]:
                 axes.bar(i + offset, size, 0.38, bottom=height, color=colour, edgecolor="white",
                          hatch="///" if what == "predicted" else None, linewidth=0.6)  # fmt: skip
                 if size >= 1:
@@ -52,7 +52,6 @@ def ledger_figure(conclusions: Conclusions) -> Figure | None:
     axes.set_title(f"Ledger: predicted (hatched) beside found, {d}", loc="left")
     axes.grid(visible=False, axis="x")
     axes.yaxis.set_major_locator(MultipleLocator(2))
-    figure.legend([Patch(color=colour) for colour in colours.values()], colours, loc="outside lower center", ncols=4)
     return figure
 
 
@@ -82,7 +81,7 @@ def memory_figure(conclusions: Conclusions) -> Figure | None:
         return None
     phases = [phase for phase in PHASES if any(key[:2] == (source, phase) for keys in own for key in keys)]
     arms = [arm for arm in conclusions.study.arms if arm != BASELINE_REPEAT]
-    figure = Figure(figsize=(WIDTH, 5.8), layout="constrained")
+    figure = new_figure(5.4, *_arm_legend(conclusions, arms))
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
     width = 0.8 / max(len(arms), 1)
     for i, arm in enumerate(arms):
@@ -93,7 +92,7 @@ def memory_figure(conclusions: Conclusions) -> Figure | None:
             if peaks:
                 at = j - 0.4 + (i + 0.5) * width
                 mean = sum(peaks) / len(peaks)
-                top.bar(at, mean, width * 0.92, color=colour, label=arm if j == 0 else None)
+                top.bar(at, mean, width * 0.92, color=colour)
                 top.text(at, mean, f"{mean:.3g}", ha="center", va="bottom", fontsize=8)
     _memory_differences(conclusions, below, source, phases, width, arms)
     top.set_ylabel("GiB, largest rank")
@@ -102,7 +101,6 @@ def memory_figure(conclusions: Conclusions) -> Figure | None:
     below.set_ylabel("treatment − baseline\n(GiB; bars: all ranks, pairs)")
     for axes in (top, below):
         axes.grid(visible=False, axis="x")
-    figure.legend(*top.get_legend_handles_labels(), loc="outside upper left", ncols=4)
     return figure
 
 
@@ -135,10 +133,11 @@ def _bars(error: list[list[float]]) -> FloatArray:
 def mini_batch_figure(conclusions: Conclusions) -> Figure | None:
     """Median and the middle 80 % over steps, by mini-batch: the first is 0, the later ones are not."""
     study = conclusions.study
-    figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
-    axes = figure.subplots()
+    if not any(np.isfinite(run.updates.column("ppo_kl")).any() for run in study.runs):
+        return None
     arms = [arm for arm in study.arms if arm != BASELINE_REPEAT]
-    drawn = False
+    figure = new_figure(3.6, *_arm_legend(conclusions, arms))
+    axes = figure.subplots()
     for i, arm in enumerate(arms):
         kl = np.concatenate([run.updates.column("ppo_kl") for run in study.runs_of(arm)])
         batch = np.concatenate([run.updates.column("mini_batch") for run in study.runs_of(arm)])
@@ -148,16 +147,14 @@ def mini_batch_figure(conclusions: Conclusions) -> Figure | None:
             values = kl[known & (batch == j)]
             low, middle, high = np.quantile(values, [0.1, 0.5, 0.9])
             at = j + 1 + (i - (len(arms) - 1) / 2) * 0.12
-            axes.errorbar(at, middle, _bars([[middle - low], [high - middle]]), fmt="o", color=colour, capsize=3,
-                          label=None if drawn and j else arm)  # fmt: skip
-            drawn = True
-    if not drawn:
-        return None
+            axes.errorbar(at, middle, _bars([[middle - low], [high - middle]]), fmt="o", color=colour, capsize=3)
     axes.axhline(0, color="#000000", linewidth=0.8)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("mini-batch (optimizer step) within a training step")
     axes.set_ylabel("ppo_kl (nats per token)")
     axes.set_title("ppo_kl by mini-batch: median and middle 80 % over steps and seeds", loc="left")
-    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=4)
     return figure
+
+
+def _arm_legend(conclusions: Conclusions, arms: list[str]) -> tuple[list[Patch], list[str]]:
+    return [Patch(color=arm_style(conclusions.study.arms, arm)[0]) for arm in arms], arms

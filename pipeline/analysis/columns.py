@@ -6,7 +6,7 @@ value by value. Nothing is repaired: what is left out is told in `Table.notes`.
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import chain, compress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import orjson
+
+from pipeline.analysis.words import counted
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -101,11 +103,24 @@ class _Reader:
             numbers, parsed = self._readable(first, lines)
         if set(map(type, parsed)) - {dict}:
             numbers, parsed = self._objects(numbers, parsed)
-        shapes: dict[tuple[str, ...], tuple[list[int], list[dict[str, Any]]]] = {}
+        by_length: dict[int, tuple[list[int], list[dict[str, Any]]]] = {}
         for number, row in zip(numbers, parsed, strict=True):
-            shape: tuple[str, ...] = tuple(row)
-            if (group := shapes.get(shape)) is None:
-                group = shapes[shape] = ([], [])
+            if (group := by_length.get(len(row))) is None:
+                group = by_length[len(row)] = ([], [])
+            group[0].append(number)
+            group[1].append(row)
+        for alike_numbers, alike in by_length.values():
+            self._add_alike(alike_numbers, alike)
+
+    def _add_alike(self, numbers: list[int], rows: list[dict[str, Any]]) -> None:
+        """Add rows with the same number of fields: one shape, unless a row lacks a field of the first one."""
+        first = rows[0]
+        if all(map(first.keys().__eq__, map(dict[str, Any].keys, rows))):
+            self._add_shape(tuple(first), numbers, rows)
+            return
+        shapes: dict[tuple[str, ...], tuple[list[int], list[dict[str, Any]]]] = {}
+        for number, row in zip(numbers, rows, strict=True):
+            group = shapes.setdefault(tuple(row), ([], []))
             group[0].append(number)
             group[1].append(row)
         for shape, (alike_numbers, alike) in shapes.items():
@@ -134,7 +149,7 @@ class _Reader:
     def _add_shape(self, shape: tuple[str, ...], numbers: list[int], rows: list[dict[str, Any]]) -> None:
         for name in self._texts:
             if name in shape:
-                self._labels[name].update(str(row[name]) for row in rows)
+                self._labels[name].update(map(str, map(itemgetter(name), rows)))
         if self._wanted is None:
             names = [name for name in shape if name not in self._texts]
         else:
@@ -145,21 +160,19 @@ class _Reader:
             self._trouble.setdefault(f"without {missing}", []).extend(numbers)
             return
         get: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(*names, names[0])  # always a tuple
-        try:
-            block: npt.NDArray[Any] = np.array(list(map(get, rows)))
-        except ValueError:  # a list among the values
-            block = np.empty(0, dtype=object)
-        if block.dtype.kind in "fiu":
-            values = block[:, :-1].astype(np.float64)
-            columns = {name: values[:, i] for i, name in enumerate(names)}
+        flat = list(chain.from_iterable(map(get, rows)))
+        if {float, int}.issuperset(map(type, flat)):
+            values, width = np.array(flat, dtype=np.float64), len(names) + 1
+            columns = {name: values[i::width] for i, name in enumerate(names)}
         else:
             columns = {name: self._numbers(name, numbers, [row[name] for row in rows]) for name in names}
         row_numbers = np.array(numbers, dtype=np.int64)
         self._parts.append((row_numbers, columns))
-        for name, values in columns.items():
-            not_measured = self._left_out.get(name, set())
-            odd = [number for number in row_numbers[~np.isfinite(values)].tolist() if number not in not_measured]
-            if odd:
+        for name, column in columns.items():
+            finite = np.isfinite(column)
+            if not finite.all():
+                not_measured = self._left_out.get(name, set())
+                odd = [number for number in row_numbers[~finite].tolist() if number not in not_measured]
                 self._non_finite_lines.setdefault(name, []).extend(odd)
 
     def _numbers(self, name: str, numbers: list[int], values: list[Any]) -> FloatArray:
@@ -179,12 +192,11 @@ class _Reader:
     def table(self, path: Path) -> Table:
         columns, lines = self._joined()
         columns, lines, duplicates = self._sorted_by_key(columns, lines)
-        step_of_line = dict(zip(lines.tolist(), columns["step"].astype(np.int64).tolist(), strict=True))
         non_finite: list[NonFinite] = []
         for name, at in sorted(self._non_finite_lines.items()):
-            steps = [step_of_line[number] for number in at if number in step_of_line]
-            if steps:
-                non_finite.append(NonFinite(name, min(steps), len(steps)))
+            steps = columns["step"][np.isin(lines, at)]
+            if len(steps):
+                non_finite.append(NonFinite(name, int(steps.min()), len(steps)))
         return Table(
             columns,
             {name: sorted(found) for name, found in self._labels.items()},
@@ -231,7 +243,7 @@ class _Reader:
         elif rows == 0:
             notes.append("holds no row that can be read")
         for what, numbers in self._trouble.items():
-            notes.append(f"{_counted(len(numbers), 'line')} {what}: {_listed([number + 1 for number in numbers])}")
+            notes.append(f"{counted(len(numbers), 'line')} {what}: {_listed([number + 1 for number in numbers])}")
         if duplicates:
             notes.append(f"more than one row (the first is used) for step {_listed(duplicates)}")
         if self._unknown:
@@ -244,10 +256,6 @@ def _parsed(line: bytes) -> Any:
         return orjson.loads(line)
     except orjson.JSONDecodeError as error:
         return error
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _listed(numbers: list[int]) -> str:

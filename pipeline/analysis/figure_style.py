@@ -3,12 +3,21 @@
 Colours are those of Okabe and Ito (2008), which colour-blind readers can tell apart; line styles differ as well.
 """
 
-from collections.abc import Sequence
+# matplotlib annotates its keyword arguments as Unknown, which strict mode would report at every call.
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
 
 from pipeline.analysis.load import BASELINE, BASELINE_REPEAT
 
-DPI = 150
+ArmStyle = tuple[str, Any]
+"""Colour and line style."""
+
+DPI = 120
 WIDTH = 8.0  # inches
 STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -18,9 +27,10 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.alpha": 0.3,
     "axes.axisbelow": True,
+    "axes.formatter.limits": (-3, 4),  # 2.75 under "1e-3" in place of 0.00275: the left margin is fixed
     "legend.frameon": False,
 }
-_ARM_STYLE = {
+_ARM_STYLE: dict[str, ArmStyle] = {
     BASELINE: ("#000000", "-"),
     BASELINE_REPEAT: ("#999999", ":"),
     "pao": ("#0072B2", "--"),
@@ -28,12 +38,28 @@ _ARM_STYLE = {
     "pao_bf16_all": ("#009E73", (0, (5, 1, 1, 1, 1, 1))),
     "dead_optimizer": ("#D55E00", "--"),
 }
-_OTHER_STYLES = (("#CC79A7", "--"), ("#56B4E9", "-."), ("#D55E00", ":"), ("#0072B2", "-."))
+_OTHER_STYLES: tuple[ArmStyle, ...] = (("#CC79A7", "--"), ("#56B4E9", "-."), ("#D55E00", ":"), ("#0072B2", "-."))
 
 
-def arm_style(arms: Sequence[str], arm: str) -> tuple[str, object]:
+def arm_style(arms: Sequence[str], arm: str) -> ArmStyle:
     """Colour and line style of an arm; arms that are not ours get the next free one."""
     if arm in _ARM_STYLE:
         return _ARM_STYLE[arm]
     others = [name for name in arms if name not in _ARM_STYLE]
     return _OTHER_STYLES[others.index(arm) % len(_OTHER_STYLES)]
+
+
+def new_figure(height: float, handles: Sequence[Artist], labels: Iterable[str]) -> Figure:
+    """An empty figure with its legend above the axes. height: inches.
+
+    The margins are fixed: matplotlib's layout engines would draw everything twice to find them.
+    """
+    columns = 3
+    legend = 0.1 + 0.22 * -(-len(handles) // columns)
+    height += legend
+    figure = Figure(figsize=(WIDTH, height))
+    figure.subplots_adjust(
+        left=0.95 / WIDTH, right=1 - 0.12 / WIDTH, bottom=0.6 / height, top=1 - (0.3 + legend) / height, hspace=0.16
+    )
+    figure.legend(handles, labels, loc="upper left", ncols=columns, borderaxespad=0.3)
+    return figure

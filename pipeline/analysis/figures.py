@@ -11,13 +11,15 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from pipeline.analysis.bar_figures import ledger_figure, memory_figure, mini_batch_figure
 from pipeline.analysis.columns import FloatArray
 from pipeline.analysis.conclusions import Conclusions
-from pipeline.analysis.figure_style import DPI, STYLE, WIDTH, arm_style
+from pipeline.analysis.figure_style import DPI, STYLE, ArmStyle, arm_style, new_figure
 from pipeline.analysis.load import Pair, Run
+from pipeline.analysis.words import counted
 
 Series = tuple[FloatArray, FloatArray]
 """x and y of one run."""
@@ -116,10 +118,13 @@ def _curve(conclusions: Conclusions, curve: Curve) -> Figure | None:
     by_arm = {arm: _aligned([series[run.id] for run in study.runs_of(arm)]) for arm in study.arms}
     if not any(np.isfinite(rows).any() for _, rows in by_arm.values()):
         return None
-    figure = Figure(figsize=(WIDTH, 5.4), layout="constrained")
+    styles = {arm: arm_style(study.arms, arm) for arm in study.arms}
+    labels = [f"{arm} ({counted(len(study.runs_of(arm)), 'run')})" for arm in study.arms]
+    handles = [Line2D([], [], color=colour, linestyle=dashes) for colour, dashes in styles.values()]
+    figure = new_figure(5.2, handles, labels)
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
     for arm, (x, rows) in by_arm.items():
-        _line(top, x, rows, arm_style(study.arms, arm), f"{arm} ({len(rows)} run{'s' if len(rows) != 1 else ''})")
+        _line(top, x, rows, styles[arm])
     if curve.from_zero:
         top.set_ylim(bottom=0)
     top.set_ylabel(curve.unit)
@@ -128,13 +133,12 @@ def _curve(conclusions: Conclusions, curve: Curve) -> Figure | None:
     below.set_ylabel(f"treatment − baseline\n({curve.unit})")
     below.set_xlabel(curve.x_label)
     below.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.legend(*top.get_legend_handles_labels(), loc="outside upper left", ncols=3)
     if below.get_legend_handles_labels()[0]:
-        below.legend(loc="best", fontsize=8, ncols=2)
+        below.legend(loc="upper left", fontsize=8, ncols=3)
     return figure
 
 
-def _line(axes: Axes, x: FloatArray, rows: FloatArray, style: tuple[str, object], label: str) -> None:
+def _line(axes: Axes, x: FloatArray, rows: FloatArray, style: ArmStyle, label: str | None = None) -> None:
     """Mean over runs, with the range from the lowest to the highest run."""
     known = np.isfinite(rows).any(axis=0)
     if not known.any():
@@ -162,7 +166,7 @@ def _differences(conclusions: Conclusions, axes: Axes, series: dict[str, Series]
         x, rows = _paired(pairs, series)
         if len(x):
             valid = "" if verdict.valid_pairs else ", not valid"
-            label = f"{arm} ({len(pairs)} pair{'s' if len(pairs) != 1 else ''}{valid})"
+            label = f"{arm} ({counted(len(pairs), 'pair')}{valid})"
             _line(axes, x, rows, arm_style(study.arms, arm), label)
 
 

@@ -183,8 +183,10 @@ def arm_order(arm: str) -> tuple[int, str]:
     return (_KNOWN_ARMS.index(arm) if arm in _KNOWN_ARMS else len(_KNOWN_ARMS), arm)
 
 
-def load_runs(study_folder: Path) -> tuple[list[Run], list[str]]:
+def load_runs(study_folder: Path, meanwhile: Callable[[], None] | None = None) -> tuple[list[Run], list[str]]:
     """Every run that says what it is, and notes on folders that do not.
+
+    meanwhile: called once while other processes read, where there are any.
 
     Raises NotAStudyError when there is no run at all.
     """
@@ -194,7 +196,7 @@ def load_runs(study_folder: Path) -> tuple[list[Run], list[str]]:
     if not runs_folder.is_dir():
         raise NotAStudyError(f"{study_folder} is not a study's folder: it has no folder 'runs'")
     folders = [RunFolder(path) for path in sorted(runs_folder.iterdir()) if path.is_dir()]
-    loaded = _load_all(folders)
+    loaded = _load_all(folders, meanwhile)
     runs = [run for run in loaded if isinstance(run, Run)]
     notes = [note for note in loaded if isinstance(note, str)]
     if not runs:
@@ -203,14 +205,17 @@ def load_runs(study_folder: Path) -> tuple[list[Run], list[str]]:
     return runs, notes
 
 
-def _load_all(folders: list[RunFolder]) -> list["Run | str"]:
+def _load_all(folders: list[RunFolder], meanwhile: Callable[[], None] | None) -> list["Run | str"]:
     size = sum(folder.updates_file.stat().st_size for folder in folders if folder.updates_file.exists())
     workers = min(len(folders), os.cpu_count() or 1, _MOST_WORKERS)
     if size < _WORTH_WORKERS_BYTES or workers < 2:
         return [_load_run(folder) for folder in folders]
     # Not forked: the sweep that calls the analysis has threads (Ray, the display).
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(_load_run, folders))
+        loading = pool.map(_load_run, folders)
+        if meanwhile is not None:
+            meanwhile()
+        return list(loading)
 
 
 def _load_run(folder: RunFolder) -> "Run | str":

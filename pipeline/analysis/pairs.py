@@ -1,6 +1,6 @@
 """Which runs form pairs, and why a pair cannot be judged."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,9 +11,12 @@ from pipeline.analysis.non_finite import non_finite_metrics
 from pipeline.analysis.treatment import check_treatment
 
 
-def load_study(folder: Path) -> Study:
-    """Read a study's runs and find its pairs. Raises NotAStudyError when there is no run at all."""
-    runs, notes = load_runs(folder)
+def load_study(folder: Path, meanwhile: Callable[[], None] | None = None) -> Study:
+    """Read a study's runs and find its pairs. Raises NotAStudyError when there is no run at all.
+
+    meanwhile: called once while other processes read, where there are any.
+    """
+    runs, notes = load_runs(folder, meanwhile)
     pairs, pairing_notes = find_pairs(runs)
     return Study(folder, runs, pairs, notes + pairing_notes)
 

@@ -63,3 +63,8 @@ def shortened(text: str) -> str:
     """One line of bounded length, absolute paths cut to their last two parts: a report may leave this machine."""
     line = _DEEP_PATH.sub(lambda match: "…/" + "/".join(match[0].split("/")[-2:]), " ".join(text.split()))
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+
+
+def counted(count: int, noun: str) -> str:
+    """1 run, 2 runs."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
