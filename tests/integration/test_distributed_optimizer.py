@@ -480,7 +480,15 @@ def model_parallel_steps(name: str, settings: dict[str, Any]) -> list[dict[str, 
             forward_only=False,
         )
         ok, grad_norm, _ = arm.optimizer.step()
-        steps.append({"losses": [loss["loss"] for loss in losses], "grad_norm": grad_norm, "ok": ok})
+        norms = [param.detach().view(torch.int16) for key, param in arm.ddp.named_parameters() if "norm" in key]
+        steps.append(
+            {
+                "losses": [loss["loss"] for loss in losses],
+                "grad_norm": grad_norm,
+                "ok": ok,
+                "norm_weights": digest(torch.cat(norms)),
+            }
+        )
     assert parallel_state.get_pipeline_model_parallel_world_size() == settings.get("pipeline_model_parallel_size", 1)
     return steps
 
@@ -570,7 +578,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     }
     command = [sys.executable, "-W", "ignore", __file__, str(folder)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     return {
         ranks: [json.loads((folder / f"{ranks}-{rank}.json").read_text()) for rank in range(ranks)] for ranks in (1, 2)
@@ -749,6 +757,15 @@ def test_a_model_cut_in_two_trains_as_the_whole_one(pair: list[dict[str, Any]], 
             assert rank[step]["ok"]
             assert rank[step]["grad_norm"] == pytest.approx(expected["grad_norm"], rel=5e-3)
     assert whole[2]["losses"] != whole[0]["losses"]
+
+
+@pytest.mark.parametrize("arm", ["baseline", "pao"])
+@pytest.mark.parametrize("cut", ["tensor", "tensor and sequence"])
+def test_tensor_parallel_ranks_keep_the_same_norm_weights(pair: list[dict[str, Any]], cut: str, arm: str) -> None:
+    """They would drift apart if a rank's gradients of its part of the tokens were not summed."""
+    ranks = [column(rank["model_parallel"][cut][arm], "norm_weights") for rank in pair]
+    assert ranks[0] == ranks[1]
+    assert len(set(ranks[0])) == len(ranks[0])
 
 
 if __name__ == "__main__":
