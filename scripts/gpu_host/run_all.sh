@@ -5,6 +5,7 @@
 #   run_all.sh run [PART...]      in the foreground
 #   run_all.sh start [PART...]    in the background, in a session of its own; then:
 #   run_all.sh follow SECONDS     wait for it at most so long, show its log's end, pack
+#   run_all.sh stop               end what `start` began
 #   run_all.sh pack               put what there is into $OUT
 #
 # Parts, in this order when none is named:
@@ -47,28 +48,29 @@ limited() {
     return "$status"
 }
 
-# once NAME COMMAND...: skip what is done. Status 1 of a study means that a run failed, which is a result; the marker is
-# kept back only where the command did not come to its end (124: the limit, above 128: killed) or the input was wrong.
+# once WORST NAME COMMAND...: skip what is done; it is done when its exit status is WORST at most. Returns the status.
 once() {
-    local name=$1 status=0
-    shift
+    local worst=$1 name=$2 status=0
+    shift 2
     if [[ -e $DONE/$name ]]; then
         say "$name: done before"
         return
     fi
     "$@" || status=$?
-    ((status > 1)) || touch "$DONE/$name"
+    ((status > worst)) || touch "$DONE/$name"
     pack
+    return "$status"
 }
 
 probe() {
     local limit=$1 name=$2
     shift 2
-    once "$name" limited "$limit" "$name" python3 -m pipeline.train.optimizer_probe --results-dir "$RESULTS" "$@"
+    # 1: an arm failed, which is a result (it does not fit in memory).
+    once 1 "$name" limited "$limit" "$name" python3 -m pipeline.train.optimizer_probe --results-dir "$RESULTS" "$@"
 }
 
 part_vectors() {
-    once vectors limited 180 vectors python3 scripts/record_fused_adam_vectors.py \
+    once 0 vectors limited 180 vectors python3 scripts/record_fused_adam_vectors.py \
         --out "$RESULTS/vectors/fused_adam_te_2_12.npz"
     tail -n 20 "$LOGS/vectors.log"
 }
@@ -81,7 +83,7 @@ part_dead() {
 }
 
 part_memory() {
-    probe 600 memory --study h200-qwen2-7b-memory --shape qwen2_7b --timeout-s 180
+    probe 720 memory --study h200-qwen2-7b-memory --shape qwen2_7b --timeout-s 180
     cat "$RESULTS/h200-qwen2-7b-memory/optimizer_steps.md"
 }
 
@@ -90,21 +92,21 @@ part_memory24() {
     cat "$RESULTS/h200-qwen2-7b-24-layers-memory/optimizer_steps.md"
 }
 
-part_tests() { once tests limited 300 tests python3 -m pytest -q -m gpu tests/gpu; }
+part_tests() { once 0 tests limited 300 tests python3 -m pytest -q -m gpu tests/gpu; }
 
-# One sweep per arm, so that a limit costs one run at most. Arms in reverse order for the second seed.
+# One sweep per arm, so that a limit costs one run at most; none after one that failed, for all would fail alike.
 grpo() {
     local seed=$1 arm
     shift
     wait_for_preparation
     for arm in "$@"; do
-        once "grpo-$arm-s$seed" limited 480 "grpo-$arm-s$seed" python3 -m pipeline.sweep recipe=qwen2_tiny_1gpu \
-            cluster=one_gpu study_name="$GRPO_STUDY" results_dir="$RESULTS" arm="$arm" seed="$seed"
+        once 0 "grpo-$arm-s$seed" limited 480 "grpo-$arm-s$seed" python3 -m pipeline.sweep recipe=qwen2_tiny_1gpu \
+            cluster=one_gpu study_name="$GRPO_STUDY" results_dir="$RESULTS" arm="$arm" seed="$seed" || return
     done
 }
 
 part_grpo1() { grpo 1 "${GRPO_ARMS[@]}"; }
-part_grpo2() {
+part_grpo2() {  # in reverse order, so that slow drift of the machine falls on all arms alike
     local arms
     mapfile -t arms < <(printf '%s\n' "${GRPO_ARMS[@]}" | tac)
     grpo 2 "${arms[@]}"
@@ -168,6 +170,8 @@ start() {
     echo $! >"$RESULTS/pid"
 }
 
+stop() { pkill -TERM --session "$(cat "$RESULTS/pid")"; }
+
 follow() {
     local until=$((SECONDS + $1))
     while ((SECONDS < until)) && kill -0 "$(cat "$RESULTS/pid")" 2>/dev/null; do sleep 1; done
@@ -180,7 +184,7 @@ follow() {
 }
 
 case ${1:-} in
-run | start | follow) "$@" ;;
+run | start | follow | stop) "$@" ;;
 pack) pack ;;
-*) sed -n '2,24p' "${BASH_SOURCE[0]}" | cut -c3- >&2; exit 2 ;;
+*) sed -n '2,23p' "${BASH_SOURCE[0]}" | cut -c3- >&2; exit 2 ;;
 esac
