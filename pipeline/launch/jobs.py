@@ -6,7 +6,6 @@ import os
 import shlex
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,11 +76,17 @@ class RayJobs:
         self._client = JobSubmissionClient(dashboard.address, headers=dashboard.headers)
 
     def submit(self, spec: JobSpec) -> None:
+        answer_lost = False
         for attempt in _patiently(20):
             with attempt:
-                # After an answer that got lost the job is there already, and Ray would refuse its id.
-                if attempt.retry_state.attempt_number == 1 or not self._exists(spec.submission_id):
+                # Then the job may be there already, and Ray would refuse its id.
+                if answer_lost and self._exists(spec.submission_id):
+                    return
+                try:
                     self._submit(spec)
+                except requests.RequestException:
+                    answer_lost = True
+                    raise
 
     def _submit(self, spec: JobSpec) -> None:
         self._client.submit_job(
@@ -150,7 +155,7 @@ class JobLog:
     async def _follow_once(self) -> None:
         """Ray sends the whole log from its start: skip what is written already."""
         seen = 0
-        with self._file.open("a") as file:
+        with self._file.open("a", encoding="utf-8", errors="replace") as file:
             async for lines in self._jobs.tail(self._submission_id):
                 fresh = lines[max(self._written - seen, 0) :]
                 seen += len(lines)
@@ -163,16 +168,6 @@ class JobLog:
         """Call after the job ended."""
         self._finishing.set()
         self._thread.join(timeout=5.0)
-        whole = self._jobs.whole_log(self._submission_id)
-        if whole != self._file.read_text():
-            write_atomically(self._file, whole.encode())
-
-
-def wait_until_ended(jobs: RayJobs, submission_id: str, timeout_s: float) -> JobState:
-    """Poll until the job has ended or the time is over; returns the last state seen."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        state, _ = jobs.state(submission_id)
-        if state in ENDED or time.monotonic() > deadline:
-            return state
-        time.sleep(0.5)
+        whole = self._jobs.whole_log(self._submission_id).encode(errors="replace")
+        if whole != self._file.read_bytes():
+            write_atomically(self._file, whole)

@@ -1,11 +1,14 @@
 """Runs and studies for the tests of `pipeline.launch`."""
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pipeline.launch.kept_runs import StudyFolder
 from pipeline.study.planning import PlannedRun, planned_run
-from pipeline.study.records import Status
 
 RECIPE: dict[str, Any] = {
     "name": "tiny_cpu",
@@ -47,29 +50,38 @@ CLUSTER: dict[str, Any] = {
 }
 
 
-def composed(arm: str = "baseline", seed: int = 1, **recipe: Any) -> dict[str, Any]:
-    """A composed configuration as Hydra gives it."""
-    return {
+@pytest.fixture
+def recipe() -> dict[str, Any]:
+    return copy.deepcopy(RECIPE)
+
+
+@pytest.fixture
+def cluster() -> dict[str, Any]:
+    return copy.deepcopy(CLUSTER)
+
+
+@pytest.fixture(scope="session")
+def planned() -> Callable[..., PlannedRun]:
+    """Makes a run of study "study" from arm, seed, swept values and recipe settings."""
+    return _planned
+
+
+def _planned(arm: str = "baseline", seed: int = 1, swept: dict[str, Any] | None = None, **recipe: Any) -> PlannedRun:
+    composed = {
         "study_name": "study",
         "seed": seed,
         "arm": {"name": arm, "verl": {}},
-        "recipe": {**RECIPE, **recipe},
-        "cluster": dict(CLUSTER),
+        "recipe": {**copy.deepcopy(RECIPE), **recipe},
+        "cluster": copy.deepcopy(CLUSTER),
         "tracking": {"mode": "offline"},
         "gates": {"name": "default", "alpha": 0.05},
     }
+    return planned_run(composed, swept or {}, [f"arm={arm}", f"seed={seed}"])
 
 
-def planned(arm: str = "baseline", seed: int = 1, swept: dict[str, Any] | None = None, **recipe: Any) -> PlannedRun:
-    return planned_run(composed(arm, seed, **recipe), swept or {}, [f"arm={arm}", f"seed={seed}"])
-
-
-def end_run(study: StudyFolder, run_id: str, state: Any, attempt: int = 1) -> None:
-    """Write the terminal marker of a run whose folder exists."""
-    study.run(run_id).write_status(Status(state=state, attempt=attempt, steps_done=8, started_at=1.0, ended_at=2.0))
-
-
-def study_in(folder: Path) -> StudyFolder:
-    study = StudyFolder(folder / "results" / "study")
+@pytest.fixture
+def study(tmp_path: Path) -> StudyFolder:
+    """The folder of study "study", empty."""
+    study = StudyFolder(tmp_path / "results" / "study")
     study.path.mkdir(parents=True)
     return study

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,25 +10,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.launch.sweep_plan import swept_values
-from pipeline.study.planning import differing_keys, flattened, gates_hash, in_running_order, repeated_run_ids
-from tests.unit.launch_examples import planned
+from pipeline.study.planning import (
+    PlannedRun,
+    differing_keys,
+    flattened,
+    gates_hash,
+    in_running_order,
+    repeated_run_ids,
+)
+
+Planned = Callable[..., PlannedRun]
 
 
-def order(arms: list[str], seeds: list[int]) -> list[str]:
+def order(planned: Planned, arms: list[str], seeds: list[int]) -> list[str]:
     # As Hydra's sweeper lists them: the last key varies fastest.
     runs = [planned(arm, seed) for arm in arms for seed in seeds]
     return [f"{run.arm}-{run.config.seed}" for run in in_running_order(runs)]
 
 
-def test_pairs_run_one_after_the_other_and_arms_alternate_by_seed() -> None:
-    assert order(["A", "B"], [1, 2, 3]) == ["A-1", "B-1", "B-2", "A-2", "A-3", "B-3"]
+def test_pairs_run_one_after_the_other_and_arms_alternate_by_seed(planned: Planned) -> None:
+    assert order(planned, ["A", "B"], [1, 2, 3]) == ["A-1", "B-1", "B-2", "A-2", "A-3", "B-3"]
 
 
-def test_more_than_two_arms_are_reversed_in_every_second_pair() -> None:
-    assert order(["A", "B", "C"], [1, 2]) == ["A-1", "B-1", "C-1", "C-2", "B-2", "A-2"]
+def test_more_than_two_arms_are_reversed_in_every_second_pair(planned: Planned) -> None:
+    assert order(planned, ["A", "B", "C"], [1, 2]) == ["A-1", "B-1", "C-1", "C-2", "B-2", "A-2"]
 
 
-def test_swept_values_make_pairs_of_their_own() -> None:
+def test_swept_values_make_pairs_of_their_own(planned: Planned) -> None:
     runs = [planned(arm, 1, {"recipe.lr": lr}, lr=lr) for arm in ("baseline", "pao") for lr in (0.001, 0.0001)]
     ordered = in_running_order(runs)
     assert [run.run_id.removeprefix("grpo-tiny-1n1g-tp1pp1-") for run in ordered] == [
@@ -40,7 +49,7 @@ def test_swept_values_make_pairs_of_their_own() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("ABCD"), st.integers(0, 4)), unique=True))
-def test_order_loses_and_adds_nothing_and_keeps_pairs_together(chosen: list[tuple[str, int]]) -> None:
+def test_order_loses_and_adds_nothing_and_keeps_pairs_together(planned: Planned, chosen: list[tuple[str, int]]) -> None:
     runs = [planned(arm, seed) for arm, seed in chosen]
     ordered = in_running_order(runs)
     assert sorted(run.run_id for run in ordered) == sorted(run.run_id for run in runs)
@@ -49,7 +58,7 @@ def test_order_loses_and_adds_nothing_and_keeps_pairs_together(chosen: list[tupl
     assert changes == max(len(set(pairs)) - 1, 0)
 
 
-def test_repeated_runs_are_found() -> None:
+def test_repeated_runs_are_found(planned: Planned) -> None:
     assert repeated_run_ids([planned("pao"), planned("pao"), planned("pao", 2)]) == ["grpo-tiny-1n1g-tp1pp1-pao-s1"]
 
 
@@ -64,12 +73,12 @@ def test_flattened_keeps_empty_mappings_and_lists_as_leaves() -> None:
     assert dict(flattened({"a": {"b": 1, "c": {}}, "d": [{"e": 2}]})) == {"a.b": 1, "a.c": {}, "d": [{"e": 2}]}
 
 
-def test_differing_keys_name_what_can_change_a_result() -> None:
+def test_differing_keys_name_what_can_change_a_result(planned: Planned) -> None:
     one, other = planned("pao", lr=0.1).config, planned("pao", lr=0.2, fault="nan_gradient").config
     assert differing_keys(one, other) == {"recipe.lr": (0.1, 0.2), "recipe.fault": (None, "nan_gradient")}
 
 
-def test_where_a_run_took_place_is_no_difference() -> None:
+def test_where_a_run_took_place_is_no_difference(planned: Planned) -> None:
     one = planned().config
     moved = one.model_copy(
         update={

@@ -4,7 +4,7 @@ import http.server
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,11 @@ import pytest
 
 from pipeline.launch import checks
 from pipeline.launch.errors import BadInput, nearest
-from tests.unit.launch_examples import CLUSTER, RECIPE, planned
+from pipeline.study.planning import PlannedRun
 
 
-def recipe(**changed: Any) -> dict[str, Any]:
-    return {**RECIPE, **changed}
-
-
-def test_a_good_recipe_passes() -> None:
-    knobs = checks.check_recipe(recipe())
+def test_a_good_recipe_passes(recipe: dict[str, Any]) -> None:
+    knobs = checks.check_recipe(recipe)
     assert knobs.workers == knobs.data_parallel == 1
 
 
@@ -46,22 +42,24 @@ def test_a_good_recipe_passes() -> None:
         ({"val_files": "/nowhere/b.parquet"}, ["recipe.val_files=/nowhere/b.parquet"]),
     ],
 )
-def test_a_bad_recipe_is_told(changed: dict[str, Any], words: list[str]) -> None:
+def test_a_bad_recipe_is_told(recipe: dict[str, Any], changed: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(BadInput) as raised:
-        checks.check_recipe(recipe(**changed))
+        checks.check_recipe({**recipe, **changed})
     assert all(word in str(raised.value) for word in words), raised.value
 
 
-def test_a_hub_name_is_not_looked_for_on_disk() -> None:
-    checks.check_recipe(recipe(model_path="Qwen/Qwen2-7B-Instruct"))
+def test_a_hub_name_is_not_looked_for_on_disk(recipe: dict[str, Any]) -> None:
+    checks.check_recipe({**recipe, "model_path": "Qwen/Qwen2-7B-Instruct"})
 
 
-def test_what_the_project_makes_itself_need_not_exist_but_only_that(tmp_path: Path) -> None:
-    checks.check_recipe(recipe(assets_dir=str(tmp_path), model_path=f"{tmp_path}/model", train_files=[], val_files=[]))
+def test_what_the_project_makes_itself_need_not_exist_but_only_that(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    checks.check_recipe(
+        {**recipe, "assets_dir": str(tmp_path), "model_path": f"{tmp_path}/model", "train_files": [], "val_files": []}
+    )
     with pytest.raises(BadInput, match="no such folder"):
-        checks.check_recipe(recipe(assets_dir=str(tmp_path), model_path="/elsewhere/model"))
+        checks.check_recipe({**recipe, "assets_dir": str(tmp_path), "model_path": "/elsewhere/model"})
     with pytest.raises(BadInput, match="no such folder"):
-        checks.check_recipe(recipe(make_assets=False))
+        checks.check_recipe({**recipe, "make_assets": False})
 
 
 @pytest.mark.parametrize("seed", ["abc", 1.0, True, None, -1, 2**31])
@@ -99,7 +97,7 @@ def test_a_folder_without_permission_is_told(tmp_path: Path) -> None:
         checks.check_study("mine", tmp_path, rerun=False)
 
 
-def test_a_sweep_has_each_run_once_and_one_cluster() -> None:
+def test_a_sweep_has_each_run_once_and_one_cluster(planned: Callable[..., PlannedRun]) -> None:
     checks.check_runs([planned("baseline"), planned("pao")])
     with pytest.raises(BadInput, match=r"baseline-s1 more than once.*baseline_repeat"):
         checks.check_runs([planned(), planned()])
@@ -120,29 +118,29 @@ def test_a_sweep_has_each_run_once_and_one_cluster() -> None:
         ({"surprise": 1}, "cluster.surprise=1"),
     ],
 )
-def test_cluster_settings(changed: dict[str, Any], words: str) -> None:
+def test_cluster_settings(cluster: dict[str, Any], changed: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        checks.check_cluster({**CLUSTER, **changed})
+        checks.check_cluster({**cluster, **changed})
 
 
-def test_a_dashboard_port_in_use_is_told_with_both_ways_out() -> None:
+def test_a_dashboard_port_in_use_is_told_with_both_ways_out(cluster: dict[str, Any]) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(BadInput) as raised:
-            checks.check_cluster({**CLUSTER, "dashboard_port": port})
+            checks.check_cluster({**cluster, "dashboard_port": port})
     assert f"cluster.dashboard_port={port} is in use" in str(raised.value)
     assert f"cluster.address=http://127.0.0.1:{port}" in str(raised.value)
-    checks.check_cluster({**CLUSTER, "dashboard_port": port})
+    checks.check_cluster({**cluster, "dashboard_port": port})
 
 
-def test_an_address_where_nobody_listens_is_told() -> None:
+def test_an_address_where_nobody_listens_is_told(cluster: dict[str, Any]) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
     with pytest.raises(BadInput, match=f"cluster.address=http://127.0.0.1:{port}: no Ray dashboard answers there"):
-        checks.check_cluster({**CLUSTER, "address": f"http://127.0.0.1:{port}"})
+        checks.check_cluster({**cluster, "address": f"http://127.0.0.1:{port}"})
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
