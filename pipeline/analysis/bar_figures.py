@@ -17,6 +17,7 @@ from pipeline.analysis.ledger import RunLedger
 from pipeline.analysis.load import BASELINE_REPEAT
 from pipeline.analysis.memory import PHASE_WORDS, PHASES, SOURCE_WORDS
 from pipeline.analysis.treatment import kind_words
+from pipeline.analysis.words import gib
 
 _KIND_COLOURS = dict(zip(KINDS, ("#56B4E9", "#E69F00", "#0072B2", "#009E73", "#CC79A7"), strict=True))
 
@@ -46,6 +47,7 @@ def ledger_figure(conclusions: Conclusions) -> Figure | None:
             highest = max(highest, height)
     axes.set_xticks(range(len(ledgers)), list(ledgers))
     axes.set_ylim(0, highest * 1.13)
+    axes.set_xlabel("arm")
     axes.set_ylabel("bytes per trainable parameter")
     degrees = {ledger.distributed_optimizer_degree for ledger in ledgers.values()}
     d = f"distributed optimizer over d = {', '.join(map(str, sorted(degrees)))}"
@@ -93,7 +95,7 @@ def memory_figure(conclusions: Conclusions) -> Figure | None:
                 at = j - 0.4 + (i + 0.5) * width
                 mean = sum(peaks) / len(peaks)
                 top.bar(at, mean, width * 0.92, color=colour)
-                top.text(at, mean, f"{mean:.3g}", ha="center", va="bottom", fontsize=8)
+                top.text(at, mean, gib(mean), ha="center", va="bottom", fontsize=8)
     _memory_differences(conclusions, below, source, phases, width, arms)
     top.set_ylabel("GiB, largest rank")
     top.set_title(f"Memory by phase: {SOURCE_WORDS[source]}", loc="left")

@@ -59,7 +59,7 @@ def new_figure(height: float, handles: Sequence[Artist], labels: Iterable[str]) 
     height += legend
     figure = Figure(figsize=(WIDTH, height))
     figure.subplots_adjust(
-        left=0.95 / WIDTH, right=1 - 0.12 / WIDTH, bottom=0.6 / height, top=1 - (0.3 + legend) / height, hspace=0.16
+        left=0.95 / WIDTH, right=1 - 0.12 / WIDTH, bottom=0.6 / height, top=1 - (0.3 + legend) / height, hspace=0.25
     )
     figure.legend(handles, labels, loc="upper left", ncols=columns, borderaxespad=0.3)
     return figure

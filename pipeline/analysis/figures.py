@@ -126,15 +126,15 @@ def _curve(conclusions: Conclusions, curve: Curve) -> Figure | None:
     for arm, (x, rows) in by_arm.items():
         _line(top, x, rows, styles[arm])
     if curve.from_zero:
-        top.set_ylim(bottom=0)
+        top.set_ylim(bottom=-0.03 * top.get_ylim()[1])  # a curve at zero stays apart from the axis
     top.set_ylabel(curve.unit)
     top.set_title(curve.title, loc="left")
-    _differences(conclusions, below, series)
+    below.set_title(
+        f"Paired difference ({'; '.join(_differences(conclusions, below, series))})", loc="left", fontsize=8.5
+    )
     below.set_ylabel(f"treatment − baseline\n({curve.unit})")
     below.set_xlabel(curve.x_label)
     below.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if below.get_legend_handles_labels()[0]:
-        below.legend(loc="upper left", fontsize=8, ncols=3)
     return figure
 
 
@@ -151,23 +151,24 @@ def _line(axes: Axes, x: FloatArray, rows: FloatArray, style: ArmStyle, label: s
         axes.fill_between(x, np.nanmin(rows, axis=0), np.nanmax(rows, axis=0), color=colour, alpha=0.1, linewidth=0)
 
 
-def _differences(conclusions: Conclusions, axes: Axes, series: dict[str, Series]) -> None:
+def _differences(conclusions: Conclusions, axes: Axes, series: dict[str, Series]) -> list[str]:
+    """Draw the paired differences over the A/A band; returns what was drawn, in words."""
     study = conclusions.study
     axes.axhline(0, color="#000000", linewidth=0.8)
-    repeats = _paired([pair for pair in study.pairs if pair.is_noise_floor and pair.valid], series)
-    if len(repeats[0]):
-        x, rows = repeats
-        known = np.isfinite(rows).any(axis=0)
-        low, high = np.nanmin(rows[:, known], axis=0), np.nanmax(rows[:, known], axis=0)
-        label = "A/A: no difference at all" if not (low.any() or high.any()) else "A/A: lowest to highest pair"
-        axes.fill_between(x[known], low, high, color="#999999", alpha=0.45, linewidth=1.5, label=label)
+    told: list[str] = []
     for arm, verdict in conclusions.verdicts.items():
         pairs = verdict.valid_pairs or verdict.pairs
         x, rows = _paired(pairs, series)
         if len(x):
-            valid = "" if verdict.valid_pairs else ", not valid"
-            label = f"{arm} ({counted(len(pairs), 'pair')}{valid})"
-            _line(axes, x, rows, arm_style(study.arms, arm), label)
+            _line(axes, x, rows, arm_style(study.arms, arm))
+            told.append(f"{arm}: {counted(len(pairs), 'pair')}{'' if verdict.valid_pairs else ', not valid'}")
+    x, rows = _paired([pair for pair in study.pairs if pair.is_noise_floor and pair.valid], series)
+    if len(x):
+        known = np.isfinite(rows).any(axis=0)
+        low, high = np.nanmin(rows[:, known], axis=0), np.nanmax(rows[:, known], axis=0)
+        axes.fill_between(x[known], low, high, color="#999999", alpha=0.45, linewidth=1.5)
+        told.append("A/A: no difference at all" if not (low.any() or high.any()) else "grey: all A/A pairs")
+    return told or ["no pair"]
 
 
 def _paired(pairs: Sequence[Pair], series: dict[str, Series]) -> tuple[FloatArray, FloatArray]:
