@@ -45,15 +45,15 @@ class Size:
     layers: int
     hidden: int
     ffn: int
-    heads: int = 4
+    heads: int
 
 
-SMALLEST = "2x128"
+SMALLEST = "heads_of_32"
 SIZES = {
     # About 0.3 million parameters: for two cores.
-    SMALLEST: Size(layers=2, hidden=128, ffn=256),
-    # About 0.8 million. Heads of 64 elements: SGLang's rotary embedding kernel takes no fewer.
-    "2x256": Size(layers=2, hidden=256, ffn=256),
+    SMALLEST: Size(layers=2, hidden=128, ffn=256, heads=4),
+    # The same for a GPU: SGLang's rotary embedding kernel takes heads of 64 elements and more.
+    "heads_of_64": Size(layers=2, hidden=128, ffn=256, heads=2),
 }
 
 
