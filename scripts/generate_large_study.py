@@ -242,7 +242,7 @@ def step_rows(run: MadeUpRun) -> Iterator[dict[str, Any]]:
             "timing_s/step": slower * (10 + 0.2 * noise[0][i]),
             "timing_s/gen": 4.0,
             "timing_s/update_actor": slower * 3.0,
-            "perf/max_memory_allocated_gb": 40.0 if run.platform == "cuda" else 0.0,
+            "actor/perf/max_memory_allocated_gb": 40.0 if run.platform == "cuda" else 0.0,
         }
         row.update({f"perf/made_up_{j}": float(j + i) for j in range(40)})
         if (i + 1) % 5 == 0:
@@ -274,12 +274,15 @@ def update_rows(run: MadeUpRun) -> Iterator[dict[str, Any]]:
                 "lr": run.lr,
                 "time_forward_backward_s": 0.5,
                 "time_optimizer_step_s": slower * (0.01 + 0.0005 * abs(noise[0][update])),
+                f"{source}_peak_before_update_gib": held + 0.1,
                 f"{source}_peak_forward_backward_gib": held + 0.8,
                 f"{source}_peak_optimizer_step_gib": held + 0.3,
                 f"{source}_after_update_gib": held,
                 "liveness": share,
                 "elements_changed": int(share * elements),
                 "elements": elements,
+                "tensors": 17,
+                "tensors_still": 17 if dead else 0,
                 "liveness_method": "every element",
                 "grad_norm": grad_norm,
             }

@@ -81,6 +81,9 @@ class _Signs:
         self.rank = table.column("rank")
         self.kl = table.column("ppo_kl")
         self.mini_batch = table.column("mini_batch")
+        # On a GPU the share is that of a sample; checksums of every tensor say whether anything moved at all.
+        tensors = table.column("tensors")
+        self.moved = (self.liveness > 0) | (tensors > table.column("tensors_still"))
         self.updates = len(np.unique(table.column("update")))
         self.per_batch = int(np.nanmax(self.mini_batch)) + 1 if np.isfinite(self.mini_batch).any() else 0
         self.spread = run.metric("rewards/within_group_std_mean")
@@ -95,7 +98,7 @@ class _Signs:
     def dead_ranks(self) -> list[int]:
         """Ranks on which no optimizer step that could change anything changed a single bit."""
         ranks = np.unique(self.rank[self.able])
-        return [int(rank) for rank in ranks if not self.liveness[self.able & (self.rank == rank)].any()]
+        return [int(rank) for rank in ranks if not self.moved[self.able & (self.rank == rank)].any()]
 
 
 def diagnose(run: Run) -> Diagnosis:
@@ -189,15 +192,13 @@ def _dead(signs: _Signs) -> Finding:
     able_updates = len(np.unique(signs.run.updates.column("update")[able]))
     if not able.any():
         return Finding("dead optimizer", False, "no optimizer step had a learning rate and gradients above 0")
-    living = signs.liveness[able]
     if not dead:
-        still = int((living == 0).sum())
-        some = f"; {still} of {len(living)} changed nothing on their rank" if still else ""
-        evidence = f"each optimizer step changed {_percent(living)} of the elements{some}"
-        return Finding("dead optimizer", False, evidence)
+        still = int((~signs.moved[able]).sum())
+        some = f"; {still} of {int(able.sum())} changed nothing on their rank" if still else ""
+        return Finding("dead optimizer", False, f"{_changed(signs)}{some}")
     where = "" if len(dead) == len(np.unique(signs.rank)) else f" on rank {', '.join(map(str, dead))}"
-    elements = signs.run.updates.column("elements")
-    counted = f"{int(np.nanmax(elements)):,} " if np.isfinite(elements).any() else ""
+    held = [rank.trainable_elements for rank in signs.run.ledger.ranks] if signs.run.ledger else []
+    counted = f"{max(held):,} " if held else ""
     evidence = (
         f"none of {able_updates} optimizer steps changed a single bit of the {counted}trainable elements{where}, "
         f"although the learning rate was {_range(signs.lr[able])} and grad_norm {_range(signs.grad_norm[able])}"
@@ -264,8 +265,7 @@ def _on_policy(signs: _Signs) -> Finding:
 
 
 def _healthy(signs: _Signs, holds: bool) -> Finding:
-    living = signs.liveness[signs.able]
-    if not holds or not len(living):
+    if not holds or not signs.able.any():
         return Finding("healthy", holds, "every optimizer step is alive" if holds else "see the line above that holds")
     first, later = signs.kl[signs.mini_batch == 0], signs.kl[signs.mini_batch > 0]
     kl = ""
@@ -273,7 +273,13 @@ def _healthy(signs: _Signs, holds: bool) -> Finding:
         largest = float(np.nanmax(np.abs(first)))
         told = "exactly 0" if largest == 0 else f"at most {largest:.2g}"
         kl = f"; ppo_kl is {told} in the first mini-batch of a step and {_range(later)} in the later ones"
-    return Finding("healthy", True, f"each optimizer step changed {_percent(living)} of the elements{kl}")
+    return Finding("healthy", True, f"{_changed(signs)}{kl}")
+
+
+def _changed(signs: _Signs) -> str:
+    compared = ", ".join(signs.run.updates.labels.get("liveness_method", []))
+    how = "" if compared in ("", "every element") else f" ({compared})"
+    return f"each optimizer step changed {_percent(signs.liveness[signs.able])} of the elements{how}"
 
 
 def _range(values: FloatArray) -> str:

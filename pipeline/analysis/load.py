@@ -25,7 +25,7 @@ BASELINE = "baseline"
 BASELINE_REPEAT = "baseline_repeat"
 _KNOWN_ARMS = (BASELINE, BASELINE_REPEAT, "pao", "pao_bf16_moments", "pao_bf16_all")
 
-MEMORY_PHASES = ("after_update", "peak_forward_backward", "peak_optimizer_step")
+MEMORY_PHASES = ("after_update", "peak_forward_backward", "peak_optimizer_step", "peak_before_update")
 MEMORY_SOURCES = ("rss", "allocated", "reserved", "device")
 _UPDATE_FIELDS = frozenset(
     {
@@ -33,6 +33,8 @@ _UPDATE_FIELDS = frozenset(
         "liveness",
         "elements_changed",
         "elements",
+        "tensors",
+        "tensors_still",
         "grad_norm",
         "lr",
         "ppo_kl",

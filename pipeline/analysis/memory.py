@@ -20,6 +20,7 @@ PHASE_WORDS = {
     "after_update": "steady state",
     "peak_forward_backward": "peak in forward/backward",
     "peak_optimizer_step": "peak in optimizer step",
+    "peak_before_update": "peak between updates",
 }
 SOURCE_WORDS = {
     "rss": "resident memory of the worker process",
@@ -27,7 +28,12 @@ SOURCE_WORDS = {
     "reserved": "torch's allocator with its cache, trainer process",
     "device": "whole device by NVML, rollout engine included",
 }
-_LIFETIME_PEAKS = ("perf/max_memory_allocated_gb", "perf/max_memory_reserved_gb")
+_LIFETIME_PEAKS = (
+    "actor/perf/max_memory_allocated_gb",
+    "actor/perf/max_memory_reserved_gb",
+    "perf/max_memory_allocated_gb",
+    "perf/max_memory_reserved_gb",
+)
 
 Reading = tuple[str, str, int]
 """Source, phase, rank."""
@@ -127,8 +133,9 @@ def _lifetime_peak_notes(steps: Table, device: float | None) -> list[str]:
 
 
 def lifetime_peak_gib(run: Run) -> float | None:
-    """verl's own largest reading of the allocator, over the ranks that report metrics; None on CPU."""
-    values = run.metric(_LIFETIME_PEAKS[0])
+    """verl's own largest reading, over the ranks that report metrics; on the host the stand-in reads its process."""
+    found = [run.metric(name) for name in _LIFETIME_PEAKS if name.endswith("allocated_gb")]
+    values = np.concatenate(found)
     known = values[_possible(values, _device_gib(run)) & (values > 0)]
     return float(known.max()) if len(known) else None
 

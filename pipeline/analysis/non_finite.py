@@ -3,7 +3,7 @@
 from pipeline.analysis.columns import NonFinite
 from pipeline.analysis.load import Run
 
-_TRAINING = ("actor/", "critic/", "rewards/", "response_length/", "training/", "val-")
+_TRAINING = ("actor/", "critic/", "rewards/", "response_length/", "training/", "rollout_corr/", "val-")
 _TRAINING_UPDATE_FIELDS = ("grad_norm", "ppo_kl", "pg_clipfrac", "pg_loss", "kl_loss", "entropy", "lr", "liveness")
 
 

@@ -156,9 +156,8 @@ def _parity_sentences(conclusions: Conclusions) -> list[str]:
         return ["No treatment arm ran: there is nothing to compare."]
     sentences: list[str] = []
     for verdict in conclusions.verdicts.values():
-        sentences.append(
-            f"**{verdict.arm}: {verdict.parity.outcome}** ({verdict.parity.mode}). {verdict.parity.sentence}"
-        )
+        mode = f" ({verdict.parity.mode})" if verdict.parity.metrics else ""
+        sentences.append(f"**{verdict.arm}: {verdict.parity.outcome}**{mode}. {verdict.parity.sentence}")
         sentences.extend(f"{verdict.arm}: {note}" for note in short_list(verdict.parity.notes))
     return sentences
 

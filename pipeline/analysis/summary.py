@@ -148,6 +148,6 @@ def _run(conclusions: Conclusions, run: Run) -> dict[str, Any]:
         "update_rows": len(run.updates),
         "diagnosis": conclusions.diagnoses[run.id].outcome,
         "evidence": conclusions.diagnoses[run.id].evidence,
-        "lifetime_peak_allocated_gib": lifetime_peak_gib(run),
+        "lifetime_peak_gib": lifetime_peak_gib(run),
         "notes": [*run.notes, *conclusions.memory[run.id].notes],
     }
