@@ -16,7 +16,8 @@ class ClusterError(RuntimeError):
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     """A question with the known names nearest to `name`, or all of them when none is near; `prefix` before each."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    close = [one for one in names if len(name) > 2 and one.startswith(name)]
+    close += [one for one in difflib.get_close_matches(name, names, n=3, cutoff=0.6) if one not in close]
     if close:
         return f"Did you mean {' or '.join(prefix + one for one in close)}?"
     return f"Known are {', '.join(prefix + one for one in names)}."

@@ -187,5 +187,6 @@ def test_who_listens_at_the_address_must_be_our_ray(
 
 def test_nearest_names() -> None:
     assert nearest("baselin", ["baseline", "pao"]) == "Did you mean baseline?"
+    assert nearest("qwen2_7b", ["qwen2_7b_sgl_megatron", "tiny"]) == "Did you mean qwen2_7b_sgl_megatron?"
     assert nearest("xyz", ["pao", "baseline"]) == "Known are baseline, pao."
     assert nearest("lrr", ["lr", "tp"], prefix="recipe.") == "Did you mean recipe.lr?"
