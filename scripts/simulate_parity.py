@@ -1,8 +1,8 @@
 """How often does the parity rule err? Simulated studies, judged by the code that judges real ones.
 
 A study has n seed pairs, and per pair a baseline, a treatment and a repeated baseline run. A run's metric is a curve
-(geometric from `start` to `end`), times a factor of the seed, which the runs of one seed share, and a factor of noise
-that follows AR(1) over the steps and is correlated between metrics. The treatment adds a constant. The default noise is
+(geometric from `start` to `end`) times 1 + what the seed does, which the runs of one seed share, + the run's own noise;
+both follow AR(1) over the steps and are correlated between metrics. The treatment adds a constant. The default noise is
 like the embedded study's (see METRICS); the rule and its margins are those of conf/gates/default.yaml.
 
     python scripts/simulate_parity.py            # about 4 minutes on 2 cores; writes results/parity_simulation/
@@ -10,6 +10,7 @@ like the embedded study's (see METRICS); the rule and its margins are those of c
 """
 
 import argparse
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -22,8 +23,11 @@ import matplotlib
 import numpy as np
 import numpy.typing as npt
 import yaml
+from scipy import stats
 
 from pipeline.analysis.gates import Gates, read_gates, window_slice
+from pipeline.analysis.load import Study
+from pipeline.analysis.pairs import load_study
 from pipeline.analysis.statistics import Curves, judge_metrics, judge_study, noise_between
 
 matplotlib.use("Agg")
@@ -35,12 +39,18 @@ FloatArray = npt.NDArray[np.float64]
 NULL = "no true difference"
 DETERMINISTIC = "no true difference, A/A bit-identical"
 HEAVY_TAILS = "no true difference, heavy tails (t, 3 degrees of freedom)"
+NOISY = "no true difference, 3 times the noise"
 ONE_AT_MARGIN = "reward off by its margin, the others not at all"
+NOISY_AT_MARGIN = "reward off by its margin, 3 times the noise"
 ALL_AT_MARGIN = "every metric off by its margin"
+NOISE_LEVELS = (1.0, 3.0)
+"""As in the embedded study; and as in a stack whose runs of one seed drift apart from the start (many GPU kernels)."""
 SHIFTED = "reward"
 """The metric whose true difference the power curve varies; the other metrics do not differ."""
 CURVE = "power curve"
-CURVE_OFFSETS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+"""Okabe and Ito's: told apart by the colour-blind."""
+CURVE_OFFSETS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,7 @@ class MetricModel:
     start: float
     end: float
     seed_sd: float
-    """Spread of the seeds' factors."""
+    """Spread of one step between seeds, shared by the runs of a seed: what its data and samples do."""
     noise_sd: float
     """Spread of one step of one run; the difference of two runs has sqrt(2) times that."""
     every: int = 1
@@ -59,14 +69,17 @@ class MetricModel:
     """Values are multiples of it (a score over 64 prompts: 1/64); 0: any value."""
 
 
+# Like pao against baseline in the embedded study (8 steps, one seed at hand: `--measure` does it again for any study).
+# There a repeated baseline is bit-identical, so the noise is what rounding ties become in a closed loop. That study
+# has no validation: its line is that of a score over 64 prompts, twice as noisy as the reward.
 METRICS = {
-    "reward": MetricModel(0.05, 0.20, 0.10, 0.20),
-    "validation": MetricModel(0.20, 0.20, 0.10, 0.20, every=5, resolution=1 / 64),
-    "ppo_kl": MetricModel(0.060, 0.0055, 0.20, 0.20),
-    "clip_fraction": MetricModel(0.110, 0.075, 0.10, 0.10),
-    "grad_norm": MetricModel(1.0, 0.8, 0.10, 0.15),
-    "entropy": MetricModel(2.0, 1.5, 0.02, 0.03),
-    "response_length": MetricModel(4.0, 4.0, 0.02, 0.03),
+    "reward": MetricModel(0.48, 0.83, 0.06, 0.01),
+    "validation": MetricModel(0.80, 0.80, 0.06, 0.02, every=5, resolution=1 / 64),
+    "ppo_kl": MetricModel(0.018, 0.005, 1.50, 0.10),
+    "clip_fraction": MetricModel(0.17, 0.02, 0.60, 0.02),
+    "grad_norm": MetricModel(5.0, 2.2, 0.20, 0.03),
+    "entropy": MetricModel(1.34, 0.32, 0.05, 0.003),
+    "response_length": MetricModel(2.0, 2.0, 0.01, 0.003),
 }
 
 
@@ -91,13 +104,13 @@ def simulate_curves(scenario: Scenario, gates: Gates, random: np.random.Generato
     names = list(gates.metrics)
     # (baseline, treatment, repeat) x pairs x metrics x steps
     noise = _noise((3, scenario.pairs, len(names), scenario.steps), scenario, random)
-    seeds = random.standard_normal((scenario.pairs, len(names)))
+    seeds = _noise((1, *noise.shape[1:]), scenario, random)[0]
     curves: list[Curves] = []
     for i, name in enumerate(names):
         model = METRICS[name]
-        factors = 1 + model.seed_sd * seeds[:, i, None] + model.noise_sd * scenario.noise * noise[:, :, i]
+        factors = 1 + model.seed_sd * seeds[:, i] + model.noise_sd * scenario.noise * noise[:, :, i]
         runs = np.geomspace(model.start, model.end, scenario.steps) * factors
-        runs[1] += dict(scenario.offsets).get(name, 0.0) * true_margin(name, gates, scenario.steps)
+        runs[1] += dict(scenario.offsets).get(name, 0.0) * true_margin(name, gates, scenario)
         if scenario.repeats_exactly:
             runs[2] = runs[0]
         if model.resolution:
@@ -108,11 +121,14 @@ def simulate_curves(scenario: Scenario, gates: Gates, random: np.random.Generato
     return curves
 
 
-def true_margin(name: str, gates: Gates, steps: int) -> float:
-    """The margin if the baseline's mean were known: what "at the margin" means."""
+def true_margin(name: str, gates: Gates, scenario: Scenario) -> float:
+    """The margin if the baseline's mean absolute value were known: what "at the margin" means."""
     model = METRICS[name]
-    expected = np.geomspace(model.start, model.end, steps)[window_slice(gates.mean_window, steps)]
-    return float(gates.metrics[name].margin.of_pairs(np.array([expected.mean()]))[0])
+    window = window_slice(gates.mean_window, scenario.steps)
+    curve = np.geomspace(model.start, model.end, scenario.steps)[window]
+    spread = math.hypot(model.seed_sd, model.noise_sd * scenario.noise)  # around 1, in shares of the curve
+    size = curve.mean() * stats.foldnorm.mean(1 / spread, scale=spread)
+    return float(gates.metrics[name].margin.of_pairs(np.array([size]))[0])
 
 
 def _noise(shape: tuple[int, int, int, int], scenario: Scenario, random: np.random.Generator) -> FloatArray:
@@ -177,9 +193,33 @@ def scenarios(base: Scenario, gates: Gates) -> dict[str, Scenario]:
         NULL: base,
         DETERMINISTIC: replace(base, repeats_exactly=True),
         HEAVY_TAILS: replace(base, tail_df=3.0),
+        NOISY: replace(base, noise=NOISE_LEVELS[1] * base.noise),
         ONE_AT_MARGIN: replace(base, offsets=((SHIFTED, 1.0),)),
+        NOISY_AT_MARGIN: replace(base, noise=NOISE_LEVELS[1] * base.noise, offsets=((SHIFTED, 1.0),)),
         ALL_AT_MARGIN: replace(base, offsets=everything),
     }
+
+
+def measure(study: Study, gates: Gates) -> dict[str, tuple[MetricModel, float]]:
+    """METRICS, and the noise's autocorrelation, as a study's valid pairs of baseline and treatment show them."""
+    pairs = [pair for pair in study.pairs if pair.valid and not pair.is_noise_floor]
+    if not pairs:
+        raise SystemExit(f"{study.folder} has no valid pair of a baseline and a treatment to measure")
+    found: dict[str, tuple[MetricModel, float]] = {}
+    for name, gate in gates.metrics.items():
+        baseline = np.array([pair.baseline.metric(gate.column) for pair in pairs])
+        treatment = np.array([pair.treatment.metric(gate.column) for pair in pairs])
+        if not np.isfinite(treatment - baseline).all():
+            continue
+        level = baseline.mean(axis=0)
+        window = window_slice(gates.mean_window, len(level))
+        noise = ((treatment - baseline) / level)[:, window] / math.sqrt(2)
+        several = len(pairs) > 1
+        seed_sd = float(np.mean((baseline / level)[:, window].var(axis=0, ddof=1)) ** 0.5) if several else math.nan
+        lagged = float((noise[:, 1:] * noise[:, :-1]).mean() / (noise**2).mean()) if noise.any() else math.nan
+        spread = math.sqrt(float((noise**2).mean()))
+        found[name] = MetricModel(float(level[0]), float(level[window].mean()), seed_sd, spread), lagged
+    return found
 
 
 def read_default_gates() -> Gates:
@@ -215,15 +255,19 @@ def _largest(rows: dict[tuple[str, int], Rates], names: Sequence[str], verdict: 
     return _percent(getattr(largest, verdict), largest)
 
 
+def _power(rows: dict[tuple[str, int], Rates], state: str) -> str:
+    found = {pairs: rates.equivalent for (name, pairs), rates in rows.items() if name == state}
+    return ", ".join(
+        f"{share:.0%} with {pairs} seeds{' (expect `inconclusive`)' if share < 0.5 else ''}"
+        for pairs, share in found.items()
+    )
+
+
 def report(options: argparse.Namespace, gates: Gates, rows: dict[tuple[str, int], Rates]) -> str:
     """table.md: the table, what it says, and the assumptions."""
-    power = "; ".join(
-        f"{pairs} seeds, {rates.equivalent:.0%}{' (expect `inconclusive`)' if rates.equivalent < 0.5 else ''}"
-        for (name, pairs), rates in rows.items()
-        if name == NULL
-    )
     models = "\n".join(
-        f"| {name} | {model.start:g} to {model.end:g} | {model.seed_sd:.0%} | {model.noise_sd * options.noise:.0%} |"
+        f"| {name} | {model.start:g} to {model.end:g} | {100 * model.seed_sd:g} % |"
+        f" {100 * model.noise_sd * options.noise:g} % |"
         f" {gates.metrics[name].margin.in_words(gates.metrics[name].unit)} |"
         for name, model in METRICS.items()
     )
@@ -235,11 +279,13 @@ Shares with their Monte Carlo standard errors.
 
 {table(rows)}
 
-* `different` where nothing differs: at most {_largest(rows, (NULL, DETERMINISTIC, HEAVY_TAILS), "different")}.
+* `different` where nothing differs: at most {_largest(rows, (NULL, DETERMINISTIC, HEAVY_TAILS, NOISY), "different")}.
   Promised, over all metrics together: {gates.alpha:.0%}.
-* `equivalent` where the reward is off by its margin: at most {_largest(rows, (ONE_AT_MARGIN,), "equivalent")}.
+* `equivalent` where the reward is off by its margin:
+  at most {_largest(rows, (ONE_AT_MARGIN, NOISY_AT_MARGIN), "equivalent")}.
   Promised: {gates.alpha:.0%}.
-* `equivalent` where nothing differs: {power}.
+* `equivalent` where nothing differs: {_power(rows, NULL)}.
+  With 3 times the noise: {_power(rows, NOISY)}.
 
 ![Probability of each verdict against the true difference, by number of seeds](power.png)
 
@@ -253,34 +299,40 @@ whatever the other metrics do:
 Assumed: {options.steps} steps, noise AR(1) with {options.autocorrelation:g} from step to step and correlated between
 metrics with {options.correlation:g}; one repeated baseline per seed. Spreads are shares of the metric's curve.
 
-| metric | baseline, first to last step | spread between seeds | noise of one step of one run | margin |
+| metric | baseline, first to last step | spread of a step between seeds | a run's own noise in a step | margin |
 |---|---|---|---|---|
 {models}
 """
 
 
-def draw_power(curves: dict[int, list[tuple[float, Rates]]], gates: Gates, path: Path) -> None:
-    """Probability of each verdict against the true difference, one line per number of pairs."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True, layout="constrained")
-    colours = ("#0072B2", "#D55E00", "#009E73")  # Okabe and Ito: told apart by the colour-blind
-    for (pairs, points), colour, marker in zip(curves.items(), colours, "os^", strict=False):
+def draw_power(curves: dict[tuple[float, int], list[tuple[float, Rates]]], gates: Gates, path: Path) -> None:
+    """Probability of each verdict against the true difference: a row per noise level, a line per number of pairs."""
+    verdicts = ("equivalent", "different")
+    figure, axes = plt.subplots(len(NOISE_LEVELS), 2, figsize=(9, 6.4), sharex=True, sharey=True, layout="constrained")
+    numbers = sorted({pairs for _, pairs in curves})
+    styles = dict(zip(numbers, itertools.cycle(zip(COLOURS, "os^D", strict=True))))
+    for (level, pairs), points in curves.items():
         offsets = [offset for offset, _ in points]
-        for axis, verdict in zip(axes, ("equivalent", "different"), strict=True):
+        colour, marker = styles[pairs]
+        for axis, verdict in zip(axes[NOISE_LEVELS.index(level)], verdicts, strict=True):
             shares = np.array([getattr(rates, verdict) for _, rates in points])
             errors = np.array([1.96 * rates.error(getattr(rates, verdict)) for _, rates in points])
-            axis.plot(offsets, shares, color=colour, marker=marker, markersize=4, label=f"{pairs} seeds")
+            axis.plot(offsets, shares, color=colour, marker=marker, markersize=5, label=f"{pairs} seeds")
             axis.fill_between(offsets, shares - errors, shares + errors, color=colour, alpha=0.2, linewidth=0)
-    for axis, verdict in zip(axes, ("equivalent", "different"), strict=True):
+    for (row, level), (column, verdict) in itertools.product(enumerate(NOISE_LEVELS), enumerate(verdicts)):
+        axis = axes[row][column]
         axis.axhline(gates.alpha, color="black", linewidth=0.8, linestyle=":")
         axis.axvline(1, color="black", linewidth=0.8, linestyle="--")
-        axis.set_title(f"declared {verdict}")
-        axis.set_xlabel("true difference of the reward, in margins")
-        axis.set_ylim(-0.02, 1.02)
+        noise = "noise of the embedded study" if level == 1 else f"{level:g} times that noise"
+        axis.set_title(f"declared {verdict}, {noise}")
+        axis.set_ylim(-0.03, 1.03)
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("share of studies")
-    axes[0].text(1.04, 0.93, "margin", fontsize=9)
-    axes[1].text(axes[1].get_xlim()[1], gates.alpha + 0.015, f"{gates.alpha:.0%} ", fontsize=9, ha="right")
-    axes[0].legend(frameon=False, loc="center right")
+        if column == 0:
+            axis.set_ylabel("share of studies")
+            axis.text(1.06, 0.93, "margin", fontsize=9)
+        if row == len(NOISE_LEVELS) - 1:
+            axis.set_xlabel("true difference of the reward, in margins")
+    axes[0][0].legend(frameon=False, loc="center right")
     figure.savefig(path, dpi=130, metadata={"Software": None})
     plt.close(figure)
 
@@ -293,8 +345,11 @@ def _job(job: tuple[Scenario, Gates, int, tuple[int, ...]]) -> Rates:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = Scenario(pairs=3)
+    parser.add_argument(
+        "--measure", type=Path, metavar="STUDY", help="print what METRICS would be for a study's run folders, and stop"
+    )
     parser.add_argument("--studies", type=int, default=2000, help="per row of the table (default: %(default)s)")
-    parser.add_argument("--curve-studies", type=int, default=500, help="per point of the figure (default: %(default)s)")
+    parser.add_argument("--curve-studies", type=int, default=400, help="per point of the figure (default: %(default)s)")
     parser.add_argument("--pairs", type=int, nargs="+", default=[3, 5, 8], help="seed pairs (default: 3 5 8)")
     parser.add_argument("--steps", type=int, default=default.steps, help="training steps (default: %(default)s)")
     parser.add_argument(
@@ -318,6 +373,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     gates = read_default_gates()
+    if options.measure:
+        for name, (model, autocorrelation) in measure(load_study(options.measure), gates).items():
+            print(f"{name}: {model}, autocorrelation {autocorrelation:.2f}")
+        return
     jobs: dict[tuple[str, int, float], tuple[Scenario, Gates, int, tuple[int, ...]]] = {}
     for pairs in options.pairs:
         base = Scenario(
@@ -329,15 +388,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         for number, (name, scenario) in enumerate(scenarios(base, gates).items()):
             jobs[name, pairs, 0.0] = (scenario, gates, options.studies, (options.seed, pairs, number))
-        for number, offset in enumerate(CURVE_OFFSETS):
-            shifted = replace(base, offsets=((SHIFTED, offset),))
-            jobs[CURVE, pairs, offset] = (shifted, gates, options.curve_studies, (options.seed, pairs, 100 + number))
+        for level, (number, offset) in itertools.product(NOISE_LEVELS, enumerate(CURVE_OFFSETS)):
+            shifted = replace(base, offsets=((SHIFTED, offset),), noise=level * base.noise)
+            seed = (options.seed, pairs, 100 + number, int(level))
+            jobs[f"{CURVE} {level:g}", pairs, offset] = (shifted, gates, options.curve_studies, seed)
     with ProcessPoolExecutor(options.workers) as pool:
         found = dict(zip(jobs, pool.map(_job, jobs.values()), strict=True))
 
-    names = dict.fromkeys(name for name, _, _ in jobs if name != CURVE)
+    names = dict.fromkeys(name for name, _, _ in jobs if not name.startswith(CURVE))
     rows = {(name, pairs): found[name, pairs, 0.0] for name in names for pairs in options.pairs}
-    curves = {pairs: [(offset, found[CURVE, pairs, offset]) for offset in CURVE_OFFSETS] for pairs in options.pairs}
+    curves = {
+        (level, pairs): [(offset, found[f"{CURVE} {level:g}", pairs, offset]) for offset in CURVE_OFFSETS]
+        for level in NOISE_LEVELS
+        for pairs in options.pairs
+    }
     write(options, gates, rows, curves)
     print(table(rows))
 
@@ -346,18 +410,19 @@ def write(
     options: argparse.Namespace,
     gates: Gates,
     rows: dict[tuple[str, int], Rates],
-    curves: dict[int, list[tuple[float, Rates]]],
+    curves: dict[tuple[float, int], list[tuple[float, Rates]]],
 ) -> None:
+    """table.json (every number), table.md and power.png."""
     options.out.mkdir(parents=True, exist_ok=True)
-    settings = {name: value for name, value in vars(options).items() if name not in ("out", "workers")}
+    settings = {name: value for name, value in vars(options).items() if name not in ("out", "workers", "measure")}
     record: dict[str, Any] = {
         "settings": settings,
         "gates": gates.model_dump(mode="json"),
         "metrics": {name: asdict(model) for name, model in METRICS.items()},
         "table": [{"true_state": name, "pairs": pairs, **asdict(rates)} for (name, pairs), rates in rows.items()],
         "power": [
-            {"pairs": pairs, "reward_offset_in_margins": offset, **asdict(rates)}
-            for pairs, points in curves.items()
+            {"noise": level, "pairs": pairs, "reward_offset_in_margins": offset, **asdict(rates)}
+            for (level, pairs), points in curves.items()
             for offset, rates in points
         ],
     }

@@ -19,7 +19,11 @@ class _Strict(BaseModel):
 
 
 class Margin(_Strict):
-    """Half-width of the equivalence interval: `absolute`, or `share` of the baseline with the floor `at_least`."""
+    """Half-width of the equivalence interval: `absolute`, or `share` of the baseline with the floor `at_least`.
+
+    A share is one of the baseline's mean absolute value, for a metric such as ppo_kl can be near zero on average while
+    each of its steps is not.
+    """
 
     absolute: float | None = Field(default=None, gt=0)
     share: float | None = Field(default=None, gt=0, lt=1)
@@ -33,23 +37,22 @@ class Margin(_Strict):
             raise ValueError("`at_least` belongs to `share`")
         return self
 
-    def of_pairs(self, baseline: FloatArray) -> FloatArray:
-        """Each pair's half-width, (pairs,), in the metric's unit, from the baseline's window means, (pairs,).
+    def of_pairs(self, sizes: FloatArray) -> FloatArray:
+        """Each pair's half-width, (pairs,), in the metric's unit, from the means of the baseline's absolute values.
 
         The margin is their mean. For a share it is known only as well as the baseline, and pair by pair the tests can
         take that into account (Sasabuchi's test of a ratio of means: T - (1 ± share) B against zero).
         """
-        mean = float(baseline.mean())
-        if self.share is not None and self.share * abs(mean) >= self.at_least:
-            return self.share * np.sign(mean) * baseline
-        return np.full(len(baseline), self.at_least if self.absolute is None else self.absolute)
+        if self.share is not None and self.share * float(sizes.mean()) >= self.at_least:
+            return self.share * sizes
+        return np.full(len(sizes), self.at_least if self.absolute is None else self.absolute)
 
     def in_words(self, unit: str) -> str:
-        """Such as "± 0.05 reward" or "± 25 % of the baseline, at least 0.001 share of tokens"."""
+        """Such as "± 0.05 reward" or "± 25 % of the baseline's mean size, at least 0.001 share of tokens"."""
         if self.absolute is not None:
             return f"± {self.absolute:g} {unit}"
         floor = f", at least {self.at_least:g} {unit}" if self.at_least else ""
-        return f"± {100 * (self.share or 0):g} % of the baseline{floor}"
+        return f"± {100 * (self.share or 0):g} % of the baseline's mean size{floor}"
 
 
 class MetricGate(_Strict):

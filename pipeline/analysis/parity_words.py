@@ -14,7 +14,8 @@ def gates_in_words(gates: Gates) -> list[str]:
     better = {"higher": "; higher is better", "lower": "; lower is better", "neither": ""}
     windows = (
         f"means over {_window_in_words(gates.mean_window)} of the steps; largest single-step difference over "
-        f"{_window_in_words(gates.max_window)}, which may be {gates.max_ratio:g} times what two baselines differ by"
+        f"{_window_in_words(gates.max_window)}, which may be {gates.max_ratio:g} times the margin, or times what two "
+        "baselines differ by where that is larger"
     )
     tests = (
         f"equivalence: two one-sided paired t tests at {gates.alpha:g} ({1 - 2 * gates.alpha:.0%} intervals); "

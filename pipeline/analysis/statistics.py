@@ -8,7 +8,8 @@ count only through the run's mean over a window fixed beforehand. The rule, per 
 * equivalence test: two one-sided paired t tests (TOST; Schuirmann 1987) against the margin. It passes exactly when the
   1 - 2 alpha interval lies inside the margin; where the margin is a share of the baseline, that is the interval of the
   ratio, for the margin is then no better known than the baseline (Sasabuchi 1988);
-* maximum gate: the largest difference in a single step against `max_ratio` times what two baselines differ by.
+* maximum gate: the largest difference in a single step against `max_ratio` times the largest between two baselines, or
+  times the margin where that is larger (a stricter bound on one step than on the mean would make the margin idle).
 
     equivalent    the equivalence test passes and the maximum gate holds. A difference that is detectable but smaller
                   than the margin is equivalent: it exists and does not matter.
@@ -87,7 +88,7 @@ class MetricVerdict:
     max_at: tuple[int, int]
     """(pair, step) of it, counted from 0."""
     max_limit: float | None
-    """What it may be; None where there was nothing to compare with."""
+    """What it may be; None where there are no two baselines to compare with."""
     outcome: Outcome = "inconclusive"
     p_holm: float | None = None
 
@@ -145,17 +146,17 @@ def judge_metrics(metrics: Sequence[tuple[Curves, Margin]], gates: Gates) -> lis
 
     Each metric needs at least one pair with a value of both arms inside the mean window (`values_in_both`).
     """
-    means = [_window_means(curves, gates) for curves, _ in metrics]
+    means = [_window_means(curves, margin, gates) for curves, margin in metrics]
     tests: dict[int, PairedTest] = {}
-    for n_pairs in {len(baseline) for baseline, _ in means}:
-        alike = [i for i, (baseline, _) in enumerate(means) if len(baseline) == n_pairs]
-        baseline = np.column_stack([means[i][0] for i in alike])
-        treatment = np.column_stack([means[i][1] for i in alike])
-        margins = np.column_stack([metrics[i][1].of_pairs(means[i][0]) for i in alike])
+    for n_pairs in {len(mean.baseline) for mean in means}:
+        alike = [i for i, mean in enumerate(means) if len(mean.baseline) == n_pairs]
+        baseline = np.column_stack([means[i].baseline for i in alike])
+        treatment = np.column_stack([means[i].treatment for i in alike])
+        margins = np.column_stack([means[i].margins for i in alike])
         tests.update(zip(alike, paired_tests(baseline, treatment, margins, gates.alpha), strict=True))
     measured = [
-        _with_maximum(curves, margin, baseline, tests[i], gates)
-        for i, ((curves, margin), (baseline, _)) in enumerate(zip(metrics, means, strict=True))
+        _with_maximum(curves, mean, tests[i], gates)
+        for i, ((curves, _), mean) in enumerate(zip(metrics, means, strict=True))
     ]
     adjusted = _holm({i: test for i, test in tests.items() if len(test.differences) >= gates.min_pairs})
     return [_decide(verdict, adjusted.get(i), gates) for i, verdict in enumerate(measured)]
@@ -191,19 +192,27 @@ def noise_between(repeated: FloatArray, baseline: FloatArray) -> FloatArray:
     return baseline[second] - baseline[first]
 
 
-def _window_means(curves: Curves, gates: Gates) -> tuple[FloatArray, FloatArray]:
-    """Baseline's and treatment's means over the steps of the mean window that both have, (pairs with any,)."""
+@dataclass(frozen=True)
+class _WindowMeans:
+    """Per pair, over the steps of the mean window that both arms have; pairs without such a step are left out."""
+
+    baseline: FloatArray
+    treatment: FloatArray
+    margins: FloatArray
+
+
+def _window_means(curves: Curves, margin: Margin, gates: Gates) -> _WindowMeans:
     values = values_in_both(curves, gates)
     kept = values.any(axis=1)
-    baseline = np.mean(curves.baseline[kept], axis=1, where=values[kept])
-    treatment = np.mean(curves.treatment[kept], axis=1, where=values[kept])
-    return baseline, treatment
+    baseline, treatment, sizes = (
+        np.mean(curve[kept], axis=1, where=values[kept])
+        for curve in (curves.baseline, curves.treatment, np.abs(curves.baseline))
+    )
+    return _WindowMeans(baseline, treatment, margin.of_pairs(sizes))
 
 
-def _with_maximum(
-    curves: Curves, margin: Margin, baseline: FloatArray, test: PairedTest, gates: Gates
-) -> MetricVerdict:
-    half_width = float(margin.of_pairs(baseline).mean())
+def _with_maximum(curves: Curves, means: _WindowMeans, test: PairedTest, gates: Gates) -> MetricVerdict:
+    half_width = float(means.margins.mean())
     window = window_slice(gates.max_window, curves.baseline.shape[1])
     sizes = np.nan_to_num(np.abs(curves.treatment - curves.baseline)[:, window], nan=-1.0)
     pair, step = np.unravel_index(int(sizes.argmax()), sizes.shape)
@@ -211,12 +220,11 @@ def _with_maximum(
     noise = noise[np.isfinite(noise)]
     return MetricVerdict(
         test,
-        float(baseline.mean()),
+        float(means.baseline.mean()),
         half_width,
         max_difference=max(float(sizes.max()), 0.0),
         max_at=(int(pair), int(step) + window.start),
-        # A single step closer than the margin asks of the mean cannot matter.
-        max_limit=max(gates.max_ratio * float(noise.max()), half_width) if noise.size else None,
+        max_limit=gates.max_ratio * max(float(noise.max()), half_width) if noise.size else None,
     )
 
 

@@ -232,7 +232,7 @@ def test_unreadable_gates_give_no_verdict_and_say_why(pao_study: Pao, raw_gates:
 def test_gates_are_printed_with_units_and_direction(pao_study: Pao) -> None:
     lines = _judge(pao_study(3)).gates
     assert "critic/rewards/mean: ± 0.05 reward; higher is better" in lines
-    assert "actor/ppo_kl: ± 25 % of the baseline, at least 0.0001 nats per token" in lines
+    assert "actor/ppo_kl: ± 25 % of the baseline's mean size, at least 0.0001 nats per token" in lines
     assert any("90% intervals" in line and "Holm" in line for line in lines)
 
 

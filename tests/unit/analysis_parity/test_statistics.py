@@ -170,6 +170,16 @@ def test_noise_is_that_of_the_repeats_unless_they_agree_bit_for_bit() -> None:
     np.testing.assert_array_equal(noise_between(np.empty((0, 2)), baseline), between_seeds)
 
 
+def test_a_share_is_one_of_the_baselines_size_where_its_signs_cancel(gates: Gates) -> None:
+    """ppo_kl of a healthy run: positive and negative steps, near zero on average."""
+    baseline = np.array([[0.0, 0.0, 0.02, -0.02], [0.0, 0.0, 0.03, -0.01], [0.0, 0.0, -0.02, 0.02]])
+    curves = Curves(baseline, baseline + 0.001 * np.array([[1], [-1], [0.5]]), np.empty((0, 4)))
+    (verdict,) = judge_metrics([(curves, Margin(share=0.25))], gates)
+    assert verdict.margin == pytest.approx(0.25 * 0.02)
+    assert verdict.baseline_mean == pytest.approx(0.01 / 3)
+    assert verdict.outcome == "equivalent"
+
+
 @pytest.mark.parametrize(("pairs", "margin"), [(3, 3.0), (5, 1.5), (12, 1.0)])
 def test_equivalence_power_is_what_simulation_finds(pairs: int, margin: float) -> None:
     differences = np.random.default_rng(7).standard_normal((40_000, pairs))
