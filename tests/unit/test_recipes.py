@@ -13,6 +13,8 @@ from pipeline.train.by_hand import compose_sweep
 from pipeline.train.run import compose_verl_config
 from pipeline.train.verl_overrides import verl_overrides
 
+pytestmark = pytest.mark.slow  # verl's configuration takes seconds to compose
+
 HOME = str(Path.home())
 # The overrides of verl's examples/grpo_trainer/run_qwen2-7b_sgl_megatron.sh (v0.6.1 to v0.7.1), in the script's order.
 SCRIPT = f"""
