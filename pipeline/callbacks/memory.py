@@ -18,7 +18,8 @@ GIB = 1024**3
 class MemoryReader(Protocol):
     """Reads one source and resets its peak."""
 
-    source: Literal["rss", "allocated"]
+    @property
+    def source(self) -> Literal["rss", "allocated"]: ...
 
     def total_bytes(self) -> int: ...
 

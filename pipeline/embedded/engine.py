@@ -39,7 +39,8 @@ class HostMegatronEngine(MegatronEngineWithLMHead):
         super().__init__(*args, **kwargs)
         from megatron.core import tensor_parallel
 
-        tensor_parallel.model_parallel_cuda_manual_seed(self.engine_config.seed)  # verl skips this without a GPU
+        engine: Any = self
+        tensor_parallel.model_parallel_cuda_manual_seed(engine.engine_config.seed)  # verl skips this without a GPU
 
     initialize = _on_host(MegatronEngineWithLMHead.initialize)
     forward_backward_batch = _on_host(MegatronEngineWithLMHead.forward_backward_batch)

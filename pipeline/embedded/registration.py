@@ -34,14 +34,12 @@ def _register_rollout(replica: ModuleType) -> None:
 
 def _count_slots(ray_base: ModuleType) -> None:
     # verl's own check counts only "GPU" and "NPU".
-    import ray
+    from ray._private.state import available_resources_per_node
 
     from pipeline.embedded.platform import SLOT_RESOURCE
 
     def check(manager: object) -> None:
-        available = sum(
-            node.get(SLOT_RESOURCE, 0) for node in ray._private.state.available_resources_per_node().values()
-        )
+        available = sum(node.get(SLOT_RESOURCE, 0) for node in available_resources_per_node().values())
         wanted = manager.get_n_gpus()  # type: ignore[attr-defined]
         if available < wanted:
             raise ValueError(f"the Ray cluster has {available:g} free {SLOT_RESOURCE}, the recipe needs {wanted}")

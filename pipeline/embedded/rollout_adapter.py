@@ -31,8 +31,8 @@ class HostReplica(RolloutReplica):
             .remote(self.config, self.model_config["path"])
         )
         address, _ = await server.launch.remote()
-        self.servers = [server]
-        self._server_handle = server
+        replica: Any = self
+        replica.servers, replica._server_handle = [server], server
         self._server_address = f"{address}:{_server_name(self.replica_rank)}"
 
     def rollout_worker_use_gpu(self) -> bool:

@@ -119,7 +119,7 @@ def model_config(tokenizer: Any, size: Size) -> Qwen2Config:
 def _supervised(tokenizer: PreTrainedTokenizerFast, size: Size) -> Qwen2ForCausalLM:
     torch.manual_seed(0)
     chance = random.Random(0)
-    model = Qwen2ForCausalLM(model_config(tokenizer, size)).float()
+    model: Any = Qwen2ForCausalLM(model_config(tokenizer, size)).float()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the same sums in the same order wherever this runs
     try:
@@ -145,7 +145,7 @@ def _batch(
         shown = chance.choice(_NOISE) if chance.random() < noise else answer
         prompt = _prompt(tokenizer, question)
         prompt_length = len(prompt)
-        rows.append([*prompt, *tokenizer.convert_tokens_to_ids([shown]), tokenizer.eos_token_id])
+        rows.append([*prompt, tokenizer.convert_tokens_to_ids(shown), tokenizer.eos_token_id])
     tokens = torch.tensor(rows)
     labels = tokens.clone()
     labels[:, :prompt_length] = -100
@@ -155,4 +155,5 @@ def _batch(
 @functools.cache
 def _prompt(tokenizer: PreTrainedTokenizerFast, question: str) -> list[int]:
     message = [{"role": "user", "content": question}]
-    return list(tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False))
+    tokens: Any = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+    return list(tokens)

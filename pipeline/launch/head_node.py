@@ -47,7 +47,7 @@ if __name__ == "__main__":
         # Even a killed sweep (SIGKILL, out of memory) leaves no Ray cluster behind.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
-    from ray._private.utils import get_ray_address_file
+    from ray._common.utils import get_ray_address_file
     from ray.cluster_utils import Cluster
 
     # Cluster notes its address in Ray's own folder, and takes for granted that somebody made it.

@@ -9,4 +9,10 @@ from omegaconf import OmegaConf
 
 PROJECT = Path(__file__).resolve().parents[2]
 
-OmegaConf.register_new_resolver("in_project", lambda path: str(PROJECT / path), replace=True)
+
+def in_project(path: str) -> str:
+    """`path` below the project's folder, absolute."""
+    return str(PROJECT / path)
+
+
+OmegaConf.register_new_resolver("in_project", in_project, replace=True)

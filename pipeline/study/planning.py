@@ -1,13 +1,13 @@
 """Which runs a sweep consists of, and in which order they run."""
 
-import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from pipeline.study import json_lines, naming
+from pipeline.study import naming
+from pipeline.study.gates_hash import gates_hash
 from pipeline.study.records import RunConfig
 
 ARM_AND_SEED = ("arm", "seed")
@@ -39,17 +39,6 @@ class PlannedRun:
     @property
     def arm(self) -> str:
         return self.config.arm["name"]
-
-
-def gates_hash(gates: Mapping[str, Any]) -> str:
-    """SHA-256 of the gates' content; the order of the keys is of no account."""
-    return hashlib.sha256(json_lines.dumps(_sorted(gates))).hexdigest()
-
-
-def _sorted(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _sorted(value[key]) for key in sorted(value)}
-    return value
 
 
 def planned_run(composed: Mapping[str, Any], swept: Mapping[str, Any], overrides: Sequence[str]) -> PlannedRun:
@@ -97,7 +86,7 @@ def flattened(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
     for key, item in value.items():
         name = f"{prefix}{key}"
         if isinstance(item, Mapping) and item:
-            yield from flattened(item, f"{name}.")
+            yield from flattened(cast(Mapping[str, Any], item), f"{name}.")
         else:
             yield name, item
 

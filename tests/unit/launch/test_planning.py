@@ -1,7 +1,6 @@
 """Which runs a sweep has, what they are called and in which order they run."""
 
 import itertools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,6 @@ from pipeline.study.planning import (
     PlannedRun,
     differing_keys,
     flattened,
-    gates_hash,
     in_running_order,
     repeated_run_ids,
 )
@@ -60,13 +58,6 @@ def test_order_loses_and_adds_nothing_and_keeps_pairs_together(planned: Planned,
 
 def test_repeated_runs_are_found(planned: Planned) -> None:
     assert repeated_run_ids([planned("pao"), planned("pao"), planned("pao", 2)]) == ["grpo-tiny-1n1g-tp1pp1-pao-s1"]
-
-
-def test_gates_hash_depends_on_content_not_on_order() -> None:
-    one = gates_hash({"a": 1, "b": {"c": [1, 2], "d": math.inf}})
-    assert one == gates_hash({"b": {"d": math.inf, "c": [1, 2]}, "a": 1})
-    assert one != gates_hash({"b": {"d": math.inf, "c": [2, 1]}, "a": 1})
-    assert one != gates_hash({"b": {"d": 1.0, "c": [1, 2]}, "a": 1})
 
 
 def test_flattened_keeps_empty_mappings_and_lists_as_leaves() -> None:
