@@ -133,9 +133,25 @@ def read_state() -> dict | None:
 def key_of(version: str) -> str:
     """Hash of all that decides what is installed, for a full Python version such as 3.11.7."""
     digest = hashlib.sha256(version.encode())
-    for path in (ROOT / "pyproject.toml", pins_for(version), NO_DEPS, Path(__file__)):
+    digest.update(packaging_sections((ROOT / "pyproject.toml").read_text()).encode())
+    for path in (pins_for(version), NO_DEPS, Path(__file__)):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def packaging_sections(pyproject: str) -> str:
+    """What pip reads of a pyproject.toml; without the settings of ruff, pyright and pytest, which change nothing here.
+
+    Found by the sections' headers: Python 3.10 has no TOML reader.
+    """
+    kept: list[str] = []
+    keep = False
+    for line in pyproject.splitlines():
+        if line.startswith("["):
+            keep = line.startswith(("[build-system]", "[project", "[tool.setuptools"))
+        if keep:
+            kept.append(line)
+    return "\n".join(kept)
 
 
 def pins_for(version: str) -> Path:

@@ -1,6 +1,7 @@
 """The set-up scripts, run for real on a small project whose packages are made here: no network is touched."""
 
 import ensurepip
+import importlib.util
 import json
 import os
 import resource
@@ -143,6 +144,33 @@ def test_a_python_that_does_not_suit_is_refused(project: Project) -> None:
     assert status == 2
     assert "does not suit" in said
     assert "PYTHON=python3.11" in said
+
+
+def key_of(project: Project) -> str:
+    spec = importlib.util.spec_from_file_location("setup_env", project.root / "scripts" / "setup_env.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.key_of(f"{MINOR}.0")
+
+
+@pytest.mark.parametrize(
+    ("file", "added", "matters"),
+    [
+        ("pyproject.toml", "\n[project.optional-dependencies]\nmore = ['counter']\n", True),
+        ("pyproject.toml", "\n[tool.setuptools]\npackage-dir = { '' = 'src' }\n", True),
+        ("pyproject.toml", "\n[tool.ruff]\nline-length = 100\n", False),
+        (f"constraints/python{MINOR}.txt", "\nsix==1.17.0", True),
+        ("constraints/python3.0.txt", "six==1.17.0", False),
+        ("requirements-no-deps.txt", "six==1.17.0", True),
+    ],
+)
+def test_what_makes_an_installation_outdated(project: Project, file: str, added: str, matters: bool) -> None:
+    before = key_of(project)
+    with (project.root / file).open("a") as text:
+        text.write(added)
+    assert (key_of(project) != before) == matters
 
 
 @pytest.mark.slow
