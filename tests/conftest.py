@@ -3,6 +3,11 @@
 import importlib.util
 
 import pytest
+from hypothesis import settings
+
+# A busy machine makes a single example slow; that is no fault of the code.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 def _has_gpu() -> bool:
