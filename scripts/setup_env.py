@@ -149,7 +149,7 @@ def packaging_sections(pyproject: str) -> str:
     for line in pyproject.splitlines():
         if line.startswith("["):
             keep = line.startswith(("[build-system]", "[project", "[tool.setuptools"))
-        if keep:
+        if keep and line.strip():
             kept.append(line)
     return "\n".join(kept)
 
