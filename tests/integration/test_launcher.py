@@ -8,11 +8,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from pipeline.launch.cluster import ClusterSettings, LocalCluster
 from pipeline.study import json_lines
@@ -71,15 +71,15 @@ def read_until(process: subprocess.Popen[str], text: str) -> list[str]:
 
 
 def members(session: int) -> list[str]:
-    """Processes of a session and of those that it started: what a sweep must not leave behind."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) == session:
-                found.append(f"{process.pid} {process.name()}")
-        except (psutil.NoSuchProcess, ProcessLookupError):
-            continue
-    return found
+    """Processes of a cluster's session: what a sweep must not leave behind."""
+    return [f"{one.pid} {one.info['name']}" for one in psutil.process_iter(["name"]) if session_of(one.pid) == session]
+
+
+def session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def head_node_of(process: subprocess.Popen[str]) -> int:
@@ -128,9 +128,9 @@ def test_a_sweep_on_a_cluster_of_its_own(tmp_path: Path) -> None:
     output = "".join(said) + rest
 
     assert process.returncode == 1, output
-    succeeded, failed, remote = (
-        status_of(tmp_path, f"pao-s1-trivial{what}") for what in ("succeeds", "fails", "remote_error")
-    )
+    succeeded = status_of(tmp_path, "pao-s1-trivialsucceeds")
+    failed = status_of(tmp_path, "pao-s1-trivialfails")
+    remote = status_of(tmp_path, "pao-s1-trivialremote_error")
     assert (succeeded.state, succeeded.steps_done, succeeded.reason) == ("succeeded", 3, "")
     assert (failed.state, failed.steps_done, failed.reason) == ("failed", 2, "ValueError: the second step went wrong")
     assert (remote.state, remote.reason) == ("failed", "RuntimeError: rank 0 ran out of luck")
@@ -203,12 +203,11 @@ def test_a_killed_sweep_leaves_no_cluster(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def running() -> Iterator[LocalCluster]:
     """A cluster that is there already, and stays; this process's environment has its token."""
-    base, embedded = (
-        yaml.safe_load((PROJECT / "conf" / "cluster" / f"{name}.yaml").read_text()) for name in ("base", "embedded")
-    )
-    embedded.pop("defaults")
-    settings: dict[str, Any] = {**base, **embedded, "dashboard_port": free_port()}
-    cluster = LocalCluster(ClusterSettings.from_config(settings), workers=1)
+    with initialize_config_dir(str(PROJECT / "conf"), version_base="1.3"):
+        settings = OmegaConf.to_container(compose("sweep").cluster, resolve=True)
+    assert isinstance(settings, dict)
+    mine = {**{str(name): value for name, value in settings.items()}, "dashboard_port": free_port()}
+    cluster = LocalCluster(ClusterSettings.from_config(mine), workers=1)
     cluster.start()
     try:
         deadline = time.monotonic() + PATIENCE_S

@@ -16,8 +16,8 @@ def main() -> None:
     assert folder is not None
     recipe = folder.read_config().recipe
     what = recipe["trivial"]
-    print(f"trivial job: {what}, pid {os.getpid()}", flush=True)
-    print("its cluster has a key" if "WANDB_API_KEY" in os.environ else "its cluster has no key", flush=True)
+    say(f"trivial job: {what}, pid {os.getpid()}")
+    say("its cluster has a key" if "WANDB_API_KEY" in os.environ else "its cluster has no key")
     if what == "remote_error":
         fail_in_an_actor()
     for step in range(1, recipe["steps"] + 1):
@@ -26,7 +26,12 @@ def main() -> None:
         json_lines.append_row(folder.steps_file, row)
         if what == "fails" and step == 2:
             raise ValueError("the second step went wrong")
-    print("trivial job: done", flush=True)
+    say("trivial job: done")
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def fail_in_an_actor() -> None:
