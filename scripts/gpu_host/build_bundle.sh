@@ -22,10 +22,6 @@ pip install --no-deps --requirement "$here/requirements-no-deps.txt" "$te_torch"
 pip install --constraint "$here/constraints.txt" --requirement "$here/requirements.txt"
 pip uninstall --yes kernels || true
 
-site=$("$work/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-mkdir "$work/bundle"
-mv "$site" "$work/bundle/site"
-
 # The release with the dead optimizer, beside the stack: its Python is all that is needed, so nothing is built.
 release=megatron_core-0.13.1
 pip download --no-deps --dest "$work" megatron-core==0.13.1
@@ -33,6 +29,9 @@ tar xzf "$work/$release.tar.gz" -C "$work"
 mkdir -p "$work/bundle/mcore_0_13_1/megatron" "$work/bundle/mcore_0_13_1/$release.dist-info"
 mv "$work/$release/megatron/core" "$work/bundle/mcore_0_13_1/megatron/"
 mv "$work/$release/PKG-INFO" "$work/bundle/mcore_0_13_1/$release.dist-info/METADATA"
+
+site=$("$work/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+mv "$site" "$work/bundle/site"
 
 # The host has these (a second torch or numpy would shadow its own), or the chip does not need them.
 left_behind=(

@@ -11,7 +11,7 @@ if [[ -f $stack/unpacked ]]; then
     exit 0
 fi
 mkdir -p "$stack"
-cat "$bundle"/chunk.?? | tar xzf - -C "$stack"
+cat "$bundle"/chunk.?? | gzip -dc | tar xf - -C "$stack"
 PYTHONPATH=$stack/site python3 - <<'PYTHON'
 from importlib.metadata import version
 import torch
