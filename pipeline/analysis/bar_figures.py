@@ -3,6 +3,8 @@
 # matplotlib annotates its keyword arguments as Unknown, which strict mode would report at every call.
 # pyright: reportUnknownMemberType=false
 
+from textwrap import wrap
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -99,7 +101,7 @@ def memory_figure(conclusions: Conclusions) -> Figure | None:
     _memory_differences(conclusions, below, source, phases, width, arms)
     top.set_ylabel("GiB, largest rank")
     top.set_title(f"Memory by phase: {SOURCE_WORDS[source]}", loc="left")
-    below.set_xticks(range(len(phases)), [_in_two_lines(PHASE_WORDS[phase]) for phase in phases])
+    below.set_xticks(range(len(phases)), [_narrow(PHASE_WORDS[phase]) for phase in phases], fontsize=8.5)
     below.set_ylabel("treatment − baseline\n(GiB; bars: all ranks, pairs)")
     for axes in (top, below):
         axes.grid(visible=False, axis="x")
@@ -123,8 +125,8 @@ def _memory_differences(
                 axes.errorbar(at, item.difference, _bars(error), fmt="D", color=colour, capsize=3, markersize=5)
 
 
-def _in_two_lines(words: str) -> str:
-    return words.replace(" in ", " in\n").replace("first ", "first\n")
+def _narrow(words: str) -> str:
+    return "\n".join(wrap(words.replace("/", "/ "), 13))
 
 
 def _bars(error: list[list[float]]) -> FloatArray:

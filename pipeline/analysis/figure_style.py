@@ -27,7 +27,7 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.alpha": 0.3,
     "axes.axisbelow": True,
-    "axes.formatter.limits": (-3, 4),  # 2.75 under "1e-3" in place of 0.00275: the left margin is fixed
+    "axes.formatter.limits": (-2, 4),  # 2.75 under "1e-3" in place of 0.00275: the left margin is fixed
     "legend.frameon": False,
 }
 _ARM_STYLE: dict[str, ArmStyle] = {
@@ -59,7 +59,7 @@ def new_figure(height: float, handles: Sequence[Artist], labels: Iterable[str]) 
     height += legend
     figure = Figure(figsize=(WIDTH, height))
     figure.subplots_adjust(
-        left=0.95 / WIDTH, right=1 - 0.12 / WIDTH, bottom=0.6 / height, top=1 - (0.3 + legend) / height, hspace=0.25
+        left=1.0 / WIDTH, right=1 - 0.12 / WIDTH, bottom=0.6 / height, top=1 - (0.3 + legend) / height, hspace=0.25
     )
     figure.legend(handles, labels, loc="upper left", ncols=columns, borderaxespad=0.3)
     return figure

@@ -231,6 +231,8 @@ def _load_run(folder: RunFolder) -> "Run | str":
     status = _read(folder.status_file, folder.read_status, notes)
     ledger = _read(folder.ledger_file, folder.read_ledger, notes)
     overrides: Any = _read(folder.overrides_file, lambda: yaml.safe_load(folder.overrides_file.read_text()), notes)
+    if folder.overrides_file.exists() and not isinstance(overrides, list):
+        notes.append("overrides.yaml: not a list of overrides")
     steps = read_table(folder.steps_file, ("step",))
     updates = read_table(folder.updates_file, ("step", "update", "rank"), _UPDATE_FIELDS, ("liveness_method",))
     for record in (config, environment, status, ledger):

@@ -87,6 +87,7 @@ def _context(conclusions: Conclusions) -> dict[str, Any]:
         "savings_table": savings_table(conclusions),
         "savings_sentences": list(_savings_sentences(conclusions)),
         "memory_table": memory_table(conclusions),
+        "memory_note": _memory_note(conclusions),
         "ledger_table": ledger_table(conclusions),
         "diagnosis_table": diagnosis_table(conclusions),
         "diagnosis_notes": [
@@ -149,6 +150,15 @@ def _savings_sentences(conclusions: Conclusions) -> Iterator[str]:
     for arm, verdict in conclusions.verdicts.items():
         if verdict.savings.outcome in ("less than predicted", "not measured"):
             yield f"{arm}: {verdict.savings.sentence}"
+
+
+def _memory_note(conclusions: Conclusions) -> str:
+    if not any(item.source == "rss" for verdict in conclusions.verdicts.values() for item in verdict.memory):
+        return ""
+    return (
+        "A process's resident memory moves by megabytes for reasons of its own, more than a tiny model's state: "
+        "the saving is what the ledger counts, tensor by tensor."
+    )
 
 
 def _parity_sentences(conclusions: Conclusions) -> list[str]:
