@@ -103,18 +103,3 @@ def test_two_workers_share_the_optimizer_and_write_their_own_rows(tmp_path: Path
         assert rank.optimizer_elements == rank.buffer_elements / 2
     # 6 + 10 / 2 bytes per element of the padded buffers
     assert sum(entry.bytes for entry in ledger.ranks[0].entries) == 11 * ledger.ranks[0].buffer_elements
-
-
-def test_a_failing_run_is_told_and_the_sweep_goes_on(tmp_path: Path) -> None:
-    reward = "recipe.verl.reward.custom_reward_function.name=compute_score,not_there"
-    swept = _sweep(tmp_path, 8293, "arm=baseline", reward, "recipe.steps=1", "tracking=disabled")
-    assert swept.returncode == 1, swept.stdout + swept.stderr
-    states = {}
-    for path in (tmp_path / "quick" / "runs").iterdir():
-        status = RunFolder(path).read_status()
-        assert status is not None
-        states[status.state] = status
-    assert set(states) == {"succeeded", "failed"}
-    assert "not_there" in states["failed"].reason
-    assert "ActorDiedError" not in states["failed"].reason
-    assert "not_there" in (tmp_path / "quick" / "report.md").read_text()
