@@ -71,7 +71,7 @@ class MetricModel:
 
 # A little above what pao against baseline shows in the embedded study (8 steps, one seed; see --measure). There a
 # repeated baseline is bit-identical, so the noise is what rounding ties become in a closed loop. The spread between
-# seeds is a guess from that seed's steps, and so is the autocorrelation (found: 0 to 0.3). That study has no validation:
+# seeds is a guess from that seed's steps, and so is the autocorrelation (found: 0 to 0.3). It has no validation:
 # its line is a score over 64 prompts, twice as noisy as the reward. On a GPU, whose kernels do not repeat, runs of one
 # seed drift apart from the start: the tiny model on an H200 shows ten times the reward's noise (--noise 10).
 METRICS = {
