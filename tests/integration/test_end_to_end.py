@@ -89,17 +89,3 @@ def test_the_report_names_the_stand_ins(study: Path) -> None:
     report = (study / "report.md").read_text()
     assert "reference of TransformerEngine's FusedAdam" in report
     assert "equivalent" not in report.splitlines()[1]
-
-
-def test_two_workers_share_the_optimizer_and_write_their_own_rows(tmp_path: Path) -> None:
-    swept = _sweep(tmp_path, 8292, "arm=pao", "recipe.n_workers=2", "recipe.steps=1", "tracking=disabled")
-    assert swept.returncode == 0, swept.stdout + swept.stderr
-    (folder,) = (RunFolder(path) for path in (tmp_path / "quick" / "runs").iterdir())
-    rows = _rows(folder.updates_file)
-    assert sorted({row["rank"] for row in rows}) == [0, 1]
-    ledger = folder.read_ledger()
-    assert ledger is not None
-    for rank in ledger.ranks:
-        assert rank.optimizer_elements == rank.buffer_elements / 2
-    # 6 + 10 / 2 bytes per element of the padded buffers
-    assert sum(entry.bytes for entry in ledger.ranks[0].entries) == 11 * ledger.ranks[0].buffer_elements
