@@ -27,6 +27,8 @@ _HEAD_NODE = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Idle workers, started beforehand: jobs cannot use them, because each job has an environment of its own.
     "RAY_prestart_worker_first_driver": "0",
+    # When the head node is asked to end, the jobs have ended or are to end at once.
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
 }
 
 
@@ -82,8 +84,10 @@ class LocalCluster:
         descriptor = os.open(self.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(self.dashboard.token)
-        # Here too, so that Ray's own tools reach the cluster when they are started from this process.
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(self.token_file))
+        # Ray notes its address there, and takes for granted that somebody made the folder.
+        (self.folder / "ray").mkdir()
+        # In this process too, so that Ray's own tools find the cluster when they are started from here.
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(self.token_file), RAY_TMPDIR=str(self.folder))
         # The cluster and its workers inherit this environment (among it WANDB_API_KEY, which so reaches them unseen).
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
         environment.update(_HEAD_NODE)
@@ -110,7 +114,6 @@ class LocalCluster:
             "dashboard_port": self._settings.dashboard_port,
             # A free one: a host may hold several clusters.
             "dashboard_agent_listen_port": 0,
-            "temp_dir": str(self.folder / "ray"),
             "no_monitor": True,
             "num_cpus": self._settings.num_cpus,
             "num_gpus": None if gpu else 0,

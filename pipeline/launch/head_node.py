@@ -10,14 +10,13 @@ import json
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def _end(*_: object) -> None:
-    # Ray ends all its processes when this one exits in order.
+    """While Ray starts; then it has a handler of its own. Its processes end when this one exits in order."""
     sys.exit(0)
 
 
@@ -47,11 +46,8 @@ if __name__ == "__main__":
         # Even a killed sweep (SIGKILL, out of memory) leaves no Ray cluster behind.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
-    from ray._common.utils import get_ray_address_file
     from ray.cluster_utils import Cluster
 
-    # Cluster notes its address in Ray's own folder, and takes for granted that somebody made it.
-    Path(get_ray_address_file(None)).parent.mkdir(parents=True, exist_ok=True)
     Cluster(initialize_head=True, head_node_args=head_node_arguments(json.loads(sys.argv[1])))
     while True:
         signal.pause()

@@ -100,8 +100,8 @@ def alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def pid_of_job(log: str) -> int:
-    return int(log.split("pid ")[1].split(maxsplit=1)[0])
+def pid_of_job(results: Path, run: str) -> int:
+    return int((results / "trivial" / "runs" / f"{PREFIX}-{run}" / "pid").read_text())
 
 
 def test_a_sweep_on_a_cluster_of_its_own(tmp_path: Path) -> None:
@@ -160,12 +160,12 @@ def test_ctrl_c_stops_the_job_and_leaves_nothing_behind(tmp_path: Path) -> None:
         tmp_path,
         f"cluster.dashboard_port={free_port()}",
         "arm=baseline,pao",
-        "recipe.steps=500",
+        "recipe.steps=5000",
         "+recipe.step_s=0.5",
         "+recipe.trivial=succeeds",
     )
-    read_until(process, "step 2 of")
-    session, job = head_node_of(process), pid_of_job(job_log(tmp_path, "baseline-s1"))
+    read_until(process, ": step ")
+    session, job = head_node_of(process), pid_of_job(tmp_path, "baseline-s1")
     assert alive(job)
     # As a terminal does it: to every process of the foreground group.
     os.killpg(process.pid, signal.SIGINT)
@@ -174,7 +174,7 @@ def test_ctrl_c_stops_the_job_and_leaves_nothing_behind(tmp_path: Path) -> None:
     assert process.returncode == 130, output
     status = status_of(tmp_path, "baseline-s1")
     assert (status.state, status.reason) == ("stopped", "stopped by Ctrl-C (SIGINT)")
-    assert status.steps_done >= 2
+    assert status.steps_done >= 1
     assert "pao-s1: stopped: not started, the sweep was stopped by Ctrl-C (SIGINT)" in output
     assert not (tmp_path / "trivial" / "runs" / f"{PREFIX}-pao-s1").exists()
     assert (tmp_path / "trivial" / "report.md").exists()
@@ -185,11 +185,11 @@ def test_ctrl_c_stops_the_job_and_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_a_killed_sweep_leaves_no_cluster(tmp_path: Path) -> None:
     process = start_sweep(
-        tmp_path, f"cluster.dashboard_port={free_port()}", "arm=pao", "recipe.steps=500", "+recipe.step_s=0.5",
+        tmp_path, f"cluster.dashboard_port={free_port()}", "arm=pao", "recipe.steps=5000", "+recipe.step_s=0.5",
         "+recipe.trivial=succeeds",
     )  # fmt: skip
-    read_until(process, "step 1 of")
-    session, job = head_node_of(process), pid_of_job(job_log(tmp_path, "pao-s1"))
+    read_until(process, ": step ")
+    session, job = head_node_of(process), pid_of_job(tmp_path, "pao-s1")
     process.kill()
     process.communicate(timeout=PATIENCE_S)
     assert gone(session, 30), members(session)
@@ -246,10 +246,10 @@ def test_a_job_that_is_stopped_from_outside_is_a_stopped_run(running: LocalClust
 
     address = running.dashboard.address
     process = start_sweep(
-        tmp_path, f"cluster.address={address}", "arm=pao", "recipe.steps=500", "+recipe.step_s=0.5",
+        tmp_path, f"cluster.address={address}", "arm=pao", "recipe.steps=5000", "+recipe.step_s=0.5",
         "+recipe.trivial=succeeds",
     )  # fmt: skip
-    read_until(process, "step 1 of")
+    read_until(process, ": step ")
     client = JobSubmissionClient(address, headers=running.dashboard.headers)
     (job,) = [job for job in client.list_jobs() if job.submission_id and job.status == "RUNNING"]
     assert job.metadata == {"study": "trivial", "arm": "pao", "seed": "1", "pair": f"{PREFIX}-s1"}

@@ -16,7 +16,8 @@ def main() -> None:
     assert folder is not None
     recipe = folder.read_config().recipe
     what = recipe["trivial"]
-    say(f"trivial job: {what}, pid {os.getpid()}")
+    (folder.path / "pid").write_text(str(os.getpid()))
+    say(f"trivial job: {what}")
     say("its cluster has a key" if "WANDB_API_KEY" in os.environ else "its cluster has no key")
     if what == "remote_error":
         fail_in_an_actor()
