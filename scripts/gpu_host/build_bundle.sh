@@ -34,6 +34,7 @@ site=$("$work/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("p
 mv "$site" "$work/bundle/site"
 
 # The host has these (a second torch or numpy would shadow its own), or the chip does not need them.
+set -o noglob  # the patterns are tar's, not this folder's files
 left_behind=(
     torch torch-* torchgen functorch torchvision* triton triton-* nvidia nvidia_* cuda cuda_* lib
     numpy* scipy* pandas* pyarrow* sympy* mpmath* networkx* PIL pillow* h5py* lxml* grpc grpcio* tensorboard* onnx onnx-*
@@ -42,6 +43,7 @@ left_behind=(
 )
 excludes=(--no-anchored --exclude=__pycache__ --anchored)
 for name in "${left_behind[@]}"; do excludes+=("--exclude=site/$name"); done
+set +o noglob
 rm -f "$out"/chunk.??
 tar cf - -C "$work/bundle" "${excludes[@]}" site mcore_0_13_1 | gzip -5 | split -b 58M -d -a 2 - "$out/chunk."
 ls -l "$out"/chunk.??
