@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ NOISY = "no true difference, 3 times the noise"
 ONE_AT_MARGIN = "reward off by its margin, the others not at all"
 NOISY_AT_MARGIN = "reward off by its margin, 3 times the noise"
 ALL_AT_MARGIN = "every metric off by its margin"
+AT_MARGIN_TIMES = 5
+"""These rows take so many times the studies: the test's size is alpha right at the margin, so chance must be small."""
 NOISE_LEVELS = (1.0, 3.0)
 """As in the embedded study, and more, as in runs of one seed that drift apart sooner."""
 SHIFTED = "reward"
@@ -71,8 +74,8 @@ class MetricModel:
 
 # A little above what pao against baseline shows in the embedded study (8 steps, one seed; see --measure). There a
 # repeated baseline is bit-identical, so the noise is what rounding ties become in a closed loop. The spread between
-# seeds is a guess from that seed's steps, and so is the autocorrelation (found: 0 to 0.3). It has no validation:
-# its line is a score over 64 prompts, twice as noisy as the reward. On a GPU, whose kernels do not repeat, runs of one
+# seeds is a guess from that seed's steps, and so is the autocorrelation (found: 0 to 0.3). No validation there: this
+# one is a score over 64 prompts, twice as noisy as the reward. On a GPU, whose kernels do not repeat, runs of one
 # seed drift apart from the start: the tiny model on an H200 shows ten times the reward's noise (--noise 10).
 METRICS = {
     "reward": MetricModel(0.48, 0.83, 0.06, 0.01),
@@ -101,9 +104,21 @@ class Scenario:
     """Degrees of freedom of the noise's t distribution; None: normal."""
 
 
-def simulate_curves(scenario: Scenario, gates: Gates, random: np.random.Generator) -> list[Curves]:
-    """One study's curves, in the order of the gates' metrics."""
-    names = list(gates.metrics)
+@cache
+def expected_curve(name: str, steps: int) -> FloatArray:
+    """A metric's mean at each step, without a treatment effect."""
+    return np.geomspace(METRICS[name].start, METRICS[name].end, steps)
+
+
+def effects(scenario: Scenario, gates: Gates) -> dict[str, float]:
+    """The treatment's true effect on each gated metric, in the metric's unit."""
+    offsets = dict(scenario.offsets)
+    return {name: offsets.get(name, 0.0) * true_margin(name, gates, scenario) for name in gates.metrics}
+
+
+def simulate_curves(scenario: Scenario, effects: dict[str, float], random: np.random.Generator) -> list[Curves]:
+    """One study's curves, in the order of `effects`."""
+    names = list(effects)
     # (baseline, treatment, repeat) x pairs x metrics x steps
     noise = _noise((3, scenario.pairs, len(names), scenario.steps), scenario, random)
     seeds = _noise((1, *noise.shape[1:]), scenario, random)[0]
@@ -111,8 +126,8 @@ def simulate_curves(scenario: Scenario, gates: Gates, random: np.random.Generato
     for i, name in enumerate(names):
         model = METRICS[name]
         factors = 1 + model.seed_sd * seeds[:, i] + model.noise_sd * scenario.noise * noise[:, :, i]
-        runs = np.geomspace(model.start, model.end, scenario.steps) * factors
-        runs[1] += dict(scenario.offsets).get(name, 0.0) * true_margin(name, gates, scenario)
+        runs = expected_curve(name, scenario.steps) * factors
+        runs[1] += effects[name]
         if scenario.repeats_exactly:
             runs[2] = runs[0]
         if model.resolution:
@@ -127,7 +142,7 @@ def true_margin(name: str, gates: Gates, scenario: Scenario) -> float:
     """The margin if the baseline's mean absolute value were known: what "at the margin" means."""
     model = METRICS[name]
     window = window_slice(gates.mean_window, scenario.steps)
-    curve = np.geomspace(model.start, model.end, scenario.steps)[window]
+    curve = expected_curve(name, scenario.steps)[window]
     spread = math.hypot(model.seed_sd, model.noise_sd * scenario.noise)  # around 1, in shares of the curve
     size = curve.mean() * stats.foldnorm.mean(1 / spread, scale=spread)
     return float(gates.metrics[name].margin.of_pairs(np.array([size]))[0])
@@ -173,8 +188,9 @@ def simulate(scenario: Scenario, gates: Gates, studies: int, seed: Sequence[int]
     counts = {"different": 0, "equivalent": 0, "inconclusive": 0}
     metric_counts = dict.fromkeys(gates.metrics, 0)
     margins = [gate.margin for gate in gates.metrics.values()]
+    true_effects = effects(scenario, gates)
     for _ in range(studies):
-        curves = simulate_curves(scenario, gates, random)
+        curves = simulate_curves(scenario, true_effects, random)
         verdicts = judge_metrics(list(zip(curves, margins, strict=True)), gates)
         counts[judge_study(verdicts)] += 1
         for name, verdict in zip(gates.metrics, verdicts, strict=True):
@@ -263,7 +279,7 @@ def _largest(rows: dict[tuple[str, int], Rates], names: Sequence[str], verdict: 
 def _power(rows: dict[tuple[str, int], Rates], state: str) -> str:
     found = {pairs: rates.equivalent for (name, pairs), rates in rows.items() if name == state}
     return ", ".join(
-        f"{share:.0%} with {pairs} seeds{' (expect `inconclusive`)' if share < 0.5 else ''}"
+        f"{100 * share:.0f} % with {pairs} seeds{' (expect `inconclusive`)' if share < 0.5 else ''}"
         for pairs, share in found.items()
     )
 
@@ -279,25 +295,26 @@ def report(options: argparse.Namespace, gates: Gates, rows: dict[tuple[str, int]
     return f"""# How often the parity rule errs
 
 Made by `python scripts/simulate_parity.py` (its options change every assumption): {options.studies} simulated studies
-per row, judged by the code that judges real ones (`pipeline/analysis/statistics.py`) with `conf/gates/default.yaml`.
-Shares with their Monte Carlo standard errors.
+per row ({AT_MARGIN_TIMES * options.studies} where the reward is off by its margin), judged by the code that judges real
+ones (`pipeline/analysis/statistics.py`) with `conf/gates/default.yaml`. Shares with their Monte Carlo standard errors.
 
 {table(rows)}
 
 * `different` where nothing differs: at most {_largest(rows, (NULL, DETERMINISTIC, HEAVY_TAILS, NOISY), "different")}.
-  Promised, over all metrics together: {gates.alpha:.0%}.
-* `equivalent` where the reward is off by its margin:
-  at most {_largest(rows, (ONE_AT_MARGIN, NOISY_AT_MARGIN), "equivalent")}.
-  Promised: {gates.alpha:.0%}.
+  Promised, over all metrics together: {100 * gates.alpha:g} %.
+* `equivalent` where the reward is off by its margin: at most
+  {_largest(rows, (ONE_AT_MARGIN, NOISY_AT_MARGIN), "equivalent")}. Promised: {100 * gates.alpha:g} %, which a test that
+  wastes nothing reaches right at the margin; beyond it the share falls.
 * `equivalent` where nothing differs: {_power(rows, NULL)}.
   With 3 times the noise: {_power(rows, NOISY)}.
 
 ![Probability of each verdict against the true difference, by number of seeds](power.png)
 
-Bands: 95 % Monte Carlo intervals, {options.curve_studies} studies per point. Dotted line: {gates.alpha:.0%}.
+Bands: 95 % Monte Carlo intervals, {options.curve_studies} studies per point. Dotted line: {100 * gates.alpha:g} %.
 
 How often a metric that is off by its margin is found equivalent when looked at alone, which bounds the study's verdict
-whatever the other metrics do:
+whatever the other metrics do (the test's size right at the margin is {100 * gates.alpha:g} %; chance scatters the
+shares around it):
 
 {metric_table(rows, gates)}
 
@@ -328,8 +345,8 @@ def draw_power(curves: dict[tuple[float, int], list[tuple[float, Rates]]], gates
         axis = axes[row][column]
         axis.axhline(gates.alpha, color="black", linewidth=0.8, linestyle=":")
         axis.axvline(1, color="black", linewidth=0.8, linestyle="--")
-        noise = "noise of the embedded study" if level == 1 else f"{level:g} times that noise"
-        axis.set_title(f"declared {verdict}, {noise}")
+        noise = "the embedded study's noise" if level == 1 else f"{level:g} times that noise"
+        axis.set_title(f"declared {verdict}: {noise}", fontsize=11)
         axis.set_ylim(-0.03, 1.03)
         axis.grid(alpha=0.3)
         if column == 0:
@@ -392,7 +409,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             noise=options.noise,
         )
         for number, (name, scenario) in enumerate(scenarios(base, gates).items()):
-            jobs[name, pairs, 0.0] = (scenario, gates, options.studies, (options.seed, pairs, number))
+            studies = options.studies * (AT_MARGIN_TIMES if name in (ONE_AT_MARGIN, NOISY_AT_MARGIN) else 1)
+            jobs[name, pairs, 0.0] = (scenario, gates, studies, (options.seed, pairs, number))
         for level, (number, offset) in itertools.product(NOISE_LEVELS, enumerate(CURVE_OFFSETS)):
             shifted = replace(base, offsets=((SHIFTED, offset),), noise=level * base.noise)
             seed = (options.seed, pairs, 100 + number, int(level))

@@ -21,14 +21,14 @@ def test_noise_has_unit_variance_and_the_autocorrelation_asked_for(simulation: M
 
 def test_an_offset_is_the_true_difference(simulation: ModuleType, gates: Gates) -> None:
     scenario = simulation.Scenario(pairs=4000, offsets=(("reward", 2.0),))
-    curves = simulation.simulate_curves(scenario, gates, np.random.default_rng(2))[0]
+    curves = simulation.simulate_curves(scenario, simulation.effects(scenario, gates), np.random.default_rng(2))[0]
     assert (curves.treatment - curves.baseline).mean() == pytest.approx(2 * 0.05, abs=0.003)
     assert simulation.true_margin("reward", gates, scenario) == 0.05
 
 
 def test_the_true_margin_is_what_many_pairs_show(simulation: ModuleType, gates: Gates) -> None:
     scenario = simulation.Scenario(pairs=4000)
-    curves = simulation.simulate_curves(scenario, gates, np.random.default_rng(2))
+    curves = simulation.simulate_curves(scenario, simulation.effects(scenario, gates), np.random.default_rng(2))
     verdicts = judge_metrics([(c, gate.margin) for c, gate in zip(curves, gates.metrics.values(), strict=True)], gates)
     for name, verdict in zip(gates.metrics, verdicts, strict=True):
         assert simulation.true_margin(name, gates, scenario) == pytest.approx(verdict.margin, rel=0.03)
@@ -51,7 +51,7 @@ def test_error_rates(simulation: ModuleType, gates: Gates, pairs: int) -> None:
 @pytest.mark.slow
 def test_power_grows_with_pairs_and_with_the_difference(simulation: ModuleType, gates: Gates) -> None:
     def rates(pairs: int, offset: float) -> tuple[float, float]:
-        scenario = simulation.Scenario(pairs, offsets=(("reward", offset),), noise=5.0)
+        scenario = simulation.Scenario(pairs, offsets=(("reward", offset),), noise=3.0)
         found = simulation.simulate(scenario, gates, 100, (3, pairs, int(10 * offset)))
         return found.equivalent, found.different
 
