@@ -1,6 +1,6 @@
 """What the pipeline costs, measured side by side with bare verl on this machine.
 
-  python scripts/compare_with_bare_verl.py overhead [--steps 24] [--rounds 2]   callbacks: step time, observed : bare
+  python scripts/compare_with_bare_verl.py overhead [--steps 24] [--rounds 4]   callbacks: step time, observed : bare
   python scripts/compare_with_bare_verl.py sweep                                wall time of a sweep : two runs by hand
 
 `bare` is `python -m verl.trainer.main_ppo` by hand on a running Ray cluster with the same settings and stand-ins, no
@@ -95,23 +95,28 @@ def observed_step_times(results: Path) -> list[float]:
 
 
 def overhead(steps: int, rounds: int) -> None:
-    """Median step time with callbacks and W&B (offline) over bare verl's; the first two steps of a run warm up."""
-    times: dict[str, list[float]] = {"bare": [], "observed": []}
+    """Median step time with callbacks and W&B (offline) over bare verl's, within each round.
+
+    A machine drifts from minute to minute: only runs next to each other are compared, and the median of the rounds'
+    ratios is the answer. The first two steps of a run warm up and do not count.
+    """
+    ratios: list[float] = []
     for number in range(rounds):
+        medians: dict[str, float] = {}
         for kind in ("bare", "observed") if number % 2 == 0 else ("observed", "bare"):
             with tempfile.TemporaryDirectory() as folder:
                 if kind == "bare":
                     with RunningCluster() as cluster:
                         cluster.run_bare("baseline", steps, Path(folder) / "metrics.jsonl")
-                    found = bare_step_times(Path(folder) / "metrics.jsonl")
+                    times = bare_step_times(Path(folder) / "metrics.jsonl")
                 else:
                     run_sweep(("baseline",), steps, Path(folder))
-                    found = observed_step_times(Path(folder))
-            times[kind] += found[2:]
-            print(f"round {number + 1} {kind}: median step {statistics.median(found[2:]):.3f} s", flush=True)
-    bare, observed = (statistics.median(times[kind]) for kind in ("bare", "observed"))
-    count = len(times["bare"])
-    print(f"observed : bare = {observed:.3f} s : {bare:.3f} s = {observed / bare:.3f} ({count} steps each)")
+                    times = observed_step_times(Path(folder))
+            medians[kind] = statistics.median(times[2:])
+            print(f"round {number + 1} {kind}: median of {len(times) - 2} steps {medians[kind]:.3f} s", flush=True)
+        ratios.append(medians["observed"] / medians["bare"])
+    listed = ", ".join(f"{ratio:.3f}" for ratio in ratios)
+    print(f"observed : bare = {statistics.median(ratios):.3f} (median of {rounds} rounds: {listed})")
 
 
 def sweep() -> None:
@@ -129,7 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["overhead", "sweep"])
     parser.add_argument("--steps", type=int, default=24, help="steps of each run of `overhead` (default: 24)")
-    parser.add_argument("--rounds", type=int, default=2, help="pairs of runs of `overhead` (default: 2)")
+    parser.add_argument("--rounds", type=int, default=4, help="pairs of runs of `overhead` (default: 4)")
     arguments = parser.parse_args()
     if arguments.what == "overhead":
         overhead(arguments.steps, arguments.rounds)

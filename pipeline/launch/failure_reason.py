@@ -23,10 +23,11 @@ _MESSENGERS = {
     "KeyboardInterrupt",
     "SystemExit",
 }
-# What the surviving ranks of a process group say when one of them is gone.
-_BEREAVED = re.compile(
+# What the others say when one of them has failed: the surviving ranks of a process group, and verl's trainer, whose
+# agent loops log the errors of a rollout or a reward function and go on without the sample.
+_CONSEQUENCE = re.compile(
     r"connection closed by peer|connection reset by peer|remote process exited|broken pipe|watchdog caught collective"
-    r"|DistBackendError|socket timeout|Connection refused",
+    r"|DistBackendError|socket timeout|Connection refused|no materializable trajectories",
     re.IGNORECASE,
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -52,8 +53,8 @@ class _Raised:
         return self.name not in _MESSENGERS
 
     @property
-    def bereaved(self) -> bool:
-        return _BEREAVED.search(self.error) is not None
+    def consequence(self) -> bool:
+        return _CONSEQUENCE.search(self.error) is not None
 
 
 @dataclass
@@ -90,12 +91,18 @@ class _Stream:
 
 
 def failure_of(folder: RunFolder, ray_message: str) -> Failure:
-    """The failing process's own account, else the last meaningful exception in job.log, else Ray's message."""
+    """The failing process's own account, else the last meaningful exception in job.log, else Ray's message.
+
+    An account that only tells of another process's failure comes after a cause that job.log shows.
+    """
     recorded = _recorded(folder)
-    if recorded is not None:
+    if recorded is not None and not _CONSEQUENCE.search(recorded.error):
         return recorded
     log = folder.job_log_file.read_text(errors="replace") if folder.job_log_file.exists() else ""
-    return failure_in_log(log) or Failure(
+    logged = failure_in_log(log)
+    if recorded is not None and (logged is None or _CONSEQUENCE.search(logged.error)):
+        return recorded
+    return logged or Failure(
         error=_first_line(ray_message) or "the job ended without a message: see job.log", where="launcher"
     )
 
@@ -109,13 +116,13 @@ def _recorded(folder: RunFolder) -> Failure | None:
 
 
 def failure_in_log(log: str) -> Failure | None:
-    """The last exception in a job's log that is neither a messenger nor a lost connection to whoever failed first.
+    """The last exception in a job's log that is neither a messenger nor a consequence of another process's failure.
 
-    Only where there is none: a lost connection, then a messenger. None when the log shows no exception at all.
+    Only where there is none: a consequence, then a messenger. None when the log shows no exception at all.
     """
     raised = list(_exceptions(log))
     ranked = (
-        [one for one in raised if one.meaningful and not one.bereaved]
+        [one for one in raised if one.meaningful and not one.consequence]
         or [one for one in raised if one.meaningful]
         or raised
     )

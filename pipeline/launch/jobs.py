@@ -1,6 +1,7 @@
 """Ray jobs: one per run, through Ray's Job Submission API."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import shlex
@@ -146,11 +147,20 @@ class JobLog:
 
         while not self._finishing.is_set():
             try:
-                asyncio.run(self._follow_once())
+                asyncio.run(self._follow_until_finishing())
             except (RuntimeError, OSError, aiohttp.ClientError) as error:
                 # The job's state is asked for elsewhere, and `finish` fetches what is missing here.
                 log.debug("following the log of %s ended: %r", self._submission_id, error)
             self._finishing.wait(1.0)
+
+    async def _follow_until_finishing(self) -> None:
+        """Ray goes on for seconds after a job's last line: not waited for, `finish` has the whole log anyway."""
+        following = asyncio.create_task(self._follow_once())
+        while not following.done() and not self._finishing.is_set():
+            await asyncio.wait({following}, timeout=0.1)
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
 
     async def _follow_once(self) -> None:
         """Ray sends the whole log from its start: skip what is written already."""
