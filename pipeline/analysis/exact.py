@@ -12,6 +12,7 @@ import numpy as np
 
 from pipeline.analysis.columns import FloatArray, IntArray
 from pipeline.analysis.load import Pair, steps_in_common
+from pipeline.analysis.master_weights import compare_masters_of
 from pipeline.analysis.results import ExactComparison
 
 # Readings of clocks and of memory differ between any two runs.
@@ -37,11 +38,12 @@ def compared_columns(pair: Pair) -> list[str]:
 
 def compare_exactly(pairs: Sequence[Pair], gated: Iterable[str]) -> ExactComparison:
     """Where the arms part first, in any pair, and how far apart the `gated` columns are at a few steps from there."""
+    masters = compare_masters_of(pairs)
     parted = [found for pair in pairs if (found := _first_difference(pair, compared_columns(pair))) is not None]
     if not parted:
-        return ExactComparison(first_step=None, first_metric=None, first_difference=None)
+        return ExactComparison(first_step=None, first_metric=None, first_difference=None, masters=masters)
     step, size, metric = min(parted, key=lambda found: (found[0], -found[1], found[2]))
-    return ExactComparison(step, metric, size, growth=_growth(pairs, list(gated), step))
+    return ExactComparison(step, metric, size, growth=_growth(pairs, list(gated), step), masters=masters)
 
 
 def _first_difference(pair: Pair, columns: Sequence[str]) -> tuple[int, float, str] | None:

@@ -44,6 +44,10 @@ _UPDATE_FIELDS = frozenset(
         "kl_loss",
         "time_forward_backward_s",
         "time_optimizer_step_s",
+        "masters",
+        "masters_digest",
+        "weights_off_nearest",
+        "weights_off_at_ties",
         *(f"{source}_{phase}_gib" for source in MEMORY_SOURCES for phase in MEMORY_PHASES),
     }
 )

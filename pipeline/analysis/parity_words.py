@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from pipeline.analysis.gates import Gates
+from pipeline.analysis.master_weights import MastersComparison
 from pipeline.analysis.results import ExactComparison, ParityMetric, ParityOutcome
 from pipeline.analysis.statistics import MetricVerdict
 
@@ -91,20 +92,42 @@ def _exact_sentence(treatment: str, exact: ExactComparison | None) -> str:
         )
     return (
         f"Runs repeat bit for bit; {treatment} parts from the baseline at step {exact.first_step}, first in "
-        f"{exact.first_metric} (relative difference {exact.first_difference:.2g})."
+        f"{exact.first_metric} (relative difference {exact.first_difference:.2g}). {_masters_sentence(exact.masters)}"
+    ).rstrip()
+
+
+def _masters_sentence(masters: MastersComparison | None) -> str:
+    if masters is None:
+        return ""
+    if masters.same_updates == 0:
+        return "The fp32 master weights differ after the first optimizer step already."
+    steps = "optimizer step" if masters.same_updates == 1 else f"{masters.same_updates} optimizer steps"
+    agreed = f"The fp32 master weights are bit-identical after the first {steps} of every seed"
+    if not masters.differing:
+        return f"{agreed}, and so are the bf16 weights."
+    return (
+        f"{agreed}; there {masters.differing:,} of {masters.weights:,} bf16 weights differ, "
+        f"{100 * masters.at_ties / masters.differing:.3g} % of them at exact rounding ties."
     )
+
+
+def growth_in_words(treatment: str, exact: ExactComparison | None) -> str:
+    """How the difference grows from where the arms part; empty where there is nothing to tell."""
+    if exact is None or not exact.growth:
+        return ""
+    steps = ", ".join(f"{size:.2g} at step {step}" for step, size in exact.growth)
+    return f"{treatment}, largest relative difference of a gated metric in any seed: {steps}"
 
 
 def exact_notes(exact: ExactComparison | None) -> list[str]:
     """What exact mode could have shown and the run folders do not hold."""
-    if exact is None or exact.first_step is None:
+    if exact is None or exact.first_step is None or exact.masters is not None:
         return []
-    unknown = {
-        "whether the fp32 masters agree": exact.same_masters,
-        "the share of differing bf16 weights that rounding ties explain": exact.ties_share,
-    }
-    missing = [what for what, value in unknown.items() if value is None]
-    return [f"not recorded in the run folders: {'; '.join(missing)}"] if missing else []
+    note = (
+        "not recorded in the run folders: whether the fp32 masters agree, and the share of differing bf16 weights that "
+        "rounding ties explain"
+    )
+    return [note]
 
 
 def metric_note(verdict: MetricVerdict, pairs: int, seed: int, step: int, gates: Gates) -> str:

@@ -11,6 +11,7 @@ from pipeline.analysis.diagnosis import ALIVE
 from pipeline.analysis.figures import Picture
 from pipeline.analysis.load import BASELINE, Study
 from pipeline.analysis.pairs import why_it_ended
+from pipeline.analysis.parity_words import growth_in_words
 from pipeline.analysis.provenance import (
     environment_in_words,
     hardware_in_words,
@@ -97,7 +98,7 @@ def _context(conclusions: Conclusions) -> dict[str, Any]:
         "parity_sentences": _parity_sentences(conclusions),
         "parity_table": parity_table(conclusions),
         "gates": _gates(conclusions),
-        "difference_table": difference_table(conclusions),
+        "difference_table": difference_table(conclusions) + _growth(conclusions),
         "cost_table": cost_table(conclusions),
         "left_out": short_list(list(_left_out(conclusions)), 16),
         "command": reproduce_command(study),
@@ -112,6 +113,12 @@ def _answer(conclusions: Conclusions) -> str:
     if not conclusions.verdicts:
         return f"**{conclusions.one_line}**"
     return "<br>".join(f"**{verdict.trade}**" for verdict in conclusions.verdicts.values())
+
+
+def _growth(conclusions: Conclusions) -> str:
+    grown = [growth_in_words(arm, verdict.parity.exact) for arm, verdict in conclusions.verdicts.items()]
+    lines = [f"- {words}" for words in grown if words]
+    return "\n".join(["\n", *lines]) if lines else ""
 
 
 def _stands_on(study: Study) -> str:

@@ -4,7 +4,7 @@ from pipeline.analysis.conclusions import Conclusions
 from pipeline.analysis.cost import TimeRatio
 from pipeline.analysis.load import BASELINE
 from pipeline.analysis.memory import PHASE_WORDS, SOURCE_WORDS
-from pipeline.analysis.results import ParityMetric
+from pipeline.analysis.results import ExactComparison, ParityMetric
 from pipeline.analysis.treatment import kind_words
 from pipeline.analysis.words import gib, number, table
 
@@ -128,10 +128,22 @@ def difference_table(conclusions: Conclusions) -> str:
         where = same if found.first_step is None else f"`{found.first_metric}`"
         setting = f" ({pair.setting})" if pair.setting else ""
         size = number(found.first_difference)
-        rows.append([f"{pair.treatment.arm}{setting}", pair.seed, found.first_step, where, size])
-    return table(
-        ["arm", "seed", "first step that differs", "metric that differs most there", "relative"], rows, limit=_ROWS
-    )
+        masters = _masters(found)
+        rows.append([f"{pair.treatment.arm}{setting}", pair.seed, found.first_step, where, size, *masters])
+    head = ["arm", "seed", "first step that differs", "metric that differs most there", "relative"]
+    masters_head = ["fp32 masters identical", "bf16 weights that differ there", "of them rounding ties"]
+    return table([*head, *masters_head], rows, limit=_ROWS)
+
+
+def _masters(found: ExactComparison) -> list[object]:
+    masters = found.masters
+    if masters is None:
+        return [None, None, None]
+    steps = f"first {masters.same_updates} of {masters.compared_updates} optimizer steps"
+    if not masters.same_updates:
+        return [steps, None, None]
+    ties = None if masters.ties_share is None else f"{100 * masters.ties_share:.4g} %"
+    return [steps, f"{masters.differing:,} of {masters.weights:,}", ties]
 
 
 def cost_table(conclusions: Conclusions) -> str:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pipeline.analysis.master_weights import MastersComparison
+
 ParityOutcome = Literal[
     "equivalent", "different", "inconclusive", "no difference seen; equivalence not established", "no valid pair"
 ]
@@ -49,10 +51,8 @@ class ExactComparison:
     """Relative to the larger of the two values."""
     growth: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     """(step, largest relative difference over the gated metrics) at a few steps."""
-    same_masters: bool | None = None
-    """Whether the reconstructed fp32 masters are bit-identical; None where nobody measured it."""
-    ties_share: float | None = None
-    """Share of the differing bf16 weights that rounding ties explain; None where nobody measured it."""
+    masters: MastersComparison | None = None
+    """How long the fp32 masters agree, and what rounding ties explain; None where nobody measured it."""
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ def _pair(conclusions: Conclusions, pair: Pair) -> dict[str, Any]:
         "first_difference_step": difference.first_step,
         "first_difference_metric": difference.first_metric,
         "first_difference_relative": difference.first_difference,
+        "masters": None if difference.masters is None else asdict(difference.masters),
     }
 
 

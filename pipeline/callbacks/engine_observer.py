@@ -11,6 +11,7 @@ import torch
 
 from pipeline.callbacks import ledger as ledger_walk
 from pipeline.callbacks.liveness import probe_for
+from pipeline.callbacks.masters import observe_masters
 from pipeline.callbacks.memory import GIB, PhaseMemory, reader_for
 from pipeline.callbacks.policy_drift import mini_batch_drift
 from pipeline.study import json_lines
@@ -77,6 +78,9 @@ class EngineObserver:
             liveness_method=found.method,
             grad_norm=float(grad_norm),
         )
+        if self._device == "cpu":
+            # Runs on a GPU do not repeat bit for bit, and a large model's masters are too many to read at every step.
+            self._row.update(observe_masters(self._engine.optimizer))
 
     def end_update(self, metrics: dict[str, Any], last_of_step: bool) -> None:
         """Write the row. `metrics` is what verl's engine returned (empty on ranks without outputs)."""

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipeline.callbacks.masters import join_master
+
 _LARGEST_SUBNORMAL = 2.0**-126 - 2.0**-149
 # The GPU's arithmetic gives this NaN, whatever NaN went in (PTX ISA: canonical NaN). Its low half is negative as
 # int16, so the remainder split turns a NaN master weight into the bf16 weight -0.0 and the remainder -1.
@@ -43,12 +45,6 @@ def split_master(master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     remainder = _low_half(bits)
     weight = _low_half((bits >> 16) + (remainder < 0).to(torch.int32))
     return weight.view(torch.bfloat16), remainder
-
-
-def join_master(weight: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
-    """The fp32 master weights of bf16 weights and int16 remainders of the same shape: the inverse of `split_master`."""
-    high = weight.view(torch.int16).to(torch.int32) - (remainder < 0).to(torch.int32)
-    return ((high << 16) | (remainder.to(torch.int32) & 0xFFFF)).view(torch.float32)
 
 
 def _low_half(bits: torch.Tensor) -> torch.Tensor:

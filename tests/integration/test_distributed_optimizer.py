@@ -106,7 +106,7 @@ class Arm:
         """The fp32 masters of this rank's shard, whoever holds them."""
         import torch
 
-        from pipeline.embedded.fused_adam import join_master
+        from pipeline.callbacks.masters import join_master
 
         parts = []
         for group in self.inner.param_groups:

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.embedded.fused_adam import FusedAdam, _fused_multiply_add, adam_update, join_master, split_master
+from pipeline.callbacks.masters import join_master
+from pipeline.embedded.fused_adam import FusedAdam, _fused_multiply_add, adam_update, split_master
 
 FP32_BITS = st.integers(-(2**31), 2**31 - 1)
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -252,7 +252,7 @@ def test_exact_mode_finds_where_the_arms_part(pao_study: Pao) -> None:
     assert [step for step, _ in result.exact.growth] == [2, 3, 4, 5, 6]
     sizes = [size * 2**17 for _, size in result.exact.growth]
     assert sizes == pytest.approx([1, 10, 100, 1000, 1000], rel=1e-2)
-    assert result.exact.same_masters is None
+    assert result.exact.masters is None
     assert "parts from the baseline at step 2, first in actor/ppo_kl (relative difference 7.6e-06)" in result.sentence
     assert result.notes[-1].startswith("not recorded in the run folders: whether the fp32 masters agree")
 
