@@ -1,5 +1,6 @@
 """The Ray cluster of a sweep: one that is named, or one that is started here and stopped again."""
 
+import contextlib
 import json
 import os
 import secrets
@@ -8,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -127,8 +128,10 @@ class LocalCluster:
         assert self._process is not None
         if self._process.poll() is not None:
             if self._starts_left:
-                # Ray gives up after 30 s, which a busy machine may need at first.
+                # Ray gives up after 30 s, which a busy machine may need at first. What it leaves behind would answer in
+                # the new cluster's place: a dashboard whose cluster is gone.
                 self._starts_left -= 1
+                _kill_all(self.processes())
                 self._start_process(self._environment)
                 return False
             raise ClusterError(f"Ray did not start (exit status {self._process.returncode}):\n{self.output_tail()}")
@@ -165,10 +168,7 @@ class LocalCluster:
                 self._process.kill()
                 self._process.wait()
             _, left = psutil.wait_procs(self._at_stop, timeout=2.0)
-            left += self.processes()
-            for process in left:
-                _kill(process)
-            psutil.wait_procs(left, timeout=5.0)
+            _kill_all([*left, *self.processes()])
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def keep_logs(self, folder: Path) -> None:
@@ -185,8 +185,8 @@ def _session(pid: int) -> int | None:
         return None
 
 
-def _kill(process: psutil.Process) -> None:
-    try:
-        process.kill()
-    except psutil.NoSuchProcess:
-        return
+def _kill_all(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=5.0)

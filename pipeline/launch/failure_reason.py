@@ -36,6 +36,8 @@ _WORKER = re.compile(r"^\((?P<name>[^()]*?) pid=(?P<pid>\d+)(?:, ip=[^)]*)?\) ?"
 # The last line of a traceback: "torch.OutOfMemoryError: text", "ray.exceptions.RayTaskError(ValueError): ray::..."
 _EXCEPTION = re.compile(r"^(?P<module>(?:\w+\.)*)(?P<name>[A-Z]\w*[a-z]\w*)(?:\(\w+\))?(?::\s*(?P<text>.*))?$")
 _CRASH = re.compile(r"^(?:Fatal Python error: .*|\*{3} SIG[A-Z]+ received.*|terminate called after throwing .*)$")
+# How ActorDiedError begins when the actor's own constructor raised.
+_RAISED_AT_CREATION = "because of an error raised in its creation task"
 _TRACEBACK_LINES_KEPT = 80
 
 
@@ -83,8 +85,8 @@ class _Stream:
         found = None if line.startswith((" ", "\t")) else _EXCEPTION.match(line)
         if found is None:
             return None
-        # A RayTaskError is followed by the remote traceback, which ends with the exception itself.
-        self.inside = found["name"] == "RayTaskError"
+        # These are followed by the remote traceback, which ends with the exception itself.
+        self.inside = found["name"] == "RayTaskError" or _RAISED_AT_CREATION in (found["text"] or "")
         ignored, self.ignored = self.ignored, False
         error = f"{found['module']}{found['name']}" + (f": {found['text']}" if found["text"] else "")
         return None if ignored else _Raised(self.where, found["name"], error, list(self.lines))
@@ -99,10 +101,10 @@ def failure_of(folder: RunFolder, ray_message: str) -> Failure:
     if recorded is not None and not _CONSEQUENCE.search(recorded.error):
         return recorded
     log = folder.job_log_file.read_text(errors="replace") if folder.job_log_file.exists() else ""
-    logged = failure_in_log(log)
-    if recorded is not None and (logged is None or _CONSEQUENCE.search(logged.error)):
+    causes = [raised for raised in _exceptions(log) if raised.meaningful and not raised.consequence]
+    if recorded is not None and not causes:
         return recorded
-    return logged or Failure(
+    return failure_in_log(log) or Failure(
         error=_first_line(ray_message) or "the job ended without a message: see job.log", where="launcher"
     )
 

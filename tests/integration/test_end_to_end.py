@@ -89,3 +89,36 @@ def test_the_report_names_the_stand_ins(study: Path) -> None:
     report = (study / "report.md").read_text()
     assert "reference of TransformerEngine's FusedAdam" in report
     assert "equivalent" not in report.splitlines()[1]
+
+
+def test_a_wrong_reward_function_is_named_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    """verl's agent loops log such an error and go on without the sample; what then fails is only a consequence."""
+    name = "recipe.verl.reward.custom_reward_function.name"
+    swept = _sweep(tmp_path, 8292, "arm=baseline", f"{name}=no_such_function,compute_score", "recipe.steps=1")
+    assert swept.returncode == 1, swept.stdout + swept.stderr
+    folders = [RunFolder(path) for path in sorted((tmp_path / "quick" / "runs").iterdir())]
+    found = {folder.read_config().swept[name]: folder.read_status() for folder in folders}
+    failed, succeeded = found["no_such_function"], found["compute_score"]
+    assert failed is not None
+    assert succeeded is not None
+    assert (failed.state, succeeded.state) == ("failed", "succeeded")
+    assert "no_such_function" in failed.reason
+    report = (tmp_path / "quick" / "report.md").read_text()
+    assert failed.reason[:60] in report
+
+
+def test_two_workers_share_the_optimizer_and_write_their_own_rows(tmp_path: Path) -> None:
+    swept = _sweep(tmp_path, 8293, "arm=pao", "recipe.n_workers=2", "recipe.steps=1")
+    assert swept.returncode == 0, swept.stdout + swept.stderr
+    (path,) = (tmp_path / "quick" / "runs").iterdir()
+    folder = RunFolder(path)
+    rows = _rows(folder.updates_file)
+    assert sorted((row["update"], row["rank"]) for row in rows) == [(u, r) for u in (1, 2, 3, 4) for r in (0, 1)]
+    assert all(row["liveness"] > 0 for row in rows)
+    ledger = folder.read_ledger()
+    assert ledger is not None
+    assert (ledger.data_parallel, len(ledger.ranks)) == (2, 2)
+    for rank in ledger.ranks:
+        assert 2 * rank.optimizer_elements == rank.buffer_elements
+        # parameters 2, main gradients 4; half of 2 + 4 + 4 for remainder and moments
+        assert sum(entry.bytes for entry in rank.entries) == 11 * rank.buffer_elements

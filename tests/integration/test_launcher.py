@@ -15,6 +15,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from pipeline.launch.cluster import ClusterSettings, LocalCluster
+from pipeline.launch.jobs import ENDED, JobSpec, JobState, RayJobs
 from pipeline.study import json_lines
 from pipeline.study.paths import PROJECT
 from pipeline.study.records import Status
@@ -196,21 +197,62 @@ def test_a_killed_sweep_leaves_no_cluster(tmp_path: Path) -> None:
     assert not alive(job)
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[LocalCluster]:
-    """A cluster that is there already, and stays; this process's environment has its token."""
+def new_cluster() -> LocalCluster:
     with initialize_config_dir(str(PROJECT / "conf"), version_base="1.3"):
         settings = OmegaConf.to_container(compose("sweep").cluster, resolve=True)
     assert isinstance(settings, dict)
     mine = {**{str(name): value for name, value in settings.items()}, "dashboard_port": free_port()}
-    cluster = LocalCluster(ClusterSettings.from_config(mine), workers=1)
+    return LocalCluster(ClusterSettings.from_config(mine), workers=1)
+
+
+def wait_until_ready(cluster: LocalCluster) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not cluster.is_ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[LocalCluster]:
+    """A cluster that is there already, and stays; this process's environment has its token."""
+    cluster = new_cluster()
     cluster.start()
     try:
-        deadline = time.monotonic() + PATIENCE_S
-        while not cluster.is_ready():
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        wait_until_ready(cluster)
         yield cluster
+    finally:
+        cluster.stop()
+
+
+def how_a_job_that_connects_ends(cluster: LocalCluster, folder: Path) -> JobState:
+    jobs = RayJobs(cluster.dashboard)
+    entrypoint = [sys.executable, "-c", "import ray; ray.init()"]
+    jobs.submit(JobSpec("connects", run_folder=folder, env={}, metadata={}, entrypoint=entrypoint))
+    deadline = time.monotonic() + PATIENCE_S
+    while (state := jobs.state("connects")[0]) not in ENDED:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    return state
+
+
+def test_a_second_start_is_not_answered_by_what_the_first_left_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A dashboard that outlives its head node would take jobs for a cluster that is gone."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_TMPDIR"):
+        monkeypatch.setenv(name, "set by start()")  # and taken back after the test
+    cluster = new_cluster()
+    cluster.start()
+    try:
+        wait_until_ready(cluster)
+        first = cluster.processes()
+        (head,) = (process for process in first if "head_node.py" in " ".join(process.cmdline()))
+        head.kill()
+        psutil.wait_procs([head], timeout=10)
+        assert not cluster.is_ready()
+        assert not [process for process in first if alive(process.pid)]
+        wait_until_ready(cluster)
+        assert how_a_job_that_connects_ends(cluster, tmp_path) == "succeeded"
     finally:
         cluster.stop()
 

@@ -70,6 +70,22 @@ Traceback (most recent call last):
 AttributeError: 'NoneType' object has no attribute 'finish'
 """
 
+# A reward worker cannot be made; verl's agent loop logs that and goes on, until the trainer has no samples.
+SWALLOWED = """\
+\x1b[36m(AgentLoopWorkerTQ pid=4551)\x1b[0m ERROR:2026-12-01 09:21:16,451:Error in _run_prompt for uid=9024b77a
+\x1b[36m(AgentLoopWorkerTQ pid=4551)\x1b[0m Traceback (most recent call last):
+\x1b[36m(AgentLoopWorkerTQ pid=4551)\x1b[0m   File "/venv/verl/experimental/agent_loop/agent_loop.py", line 1026
+\x1b[36m(AgentLoopWorkerTQ pid=4551)\x1b[0m     result = await reward_loop_worker_handle.compute_score.remote(data)
+\x1b[36m(AgentLoopWorkerTQ pid=4551)\x1b[0m ray.exceptions.ActorDiedError: The actor died because of an error \
+raised in its creation task, ray::reward_loop_worker_0:RewardLoopWorker.__init__() (pid=4328, ip=192.0.2.2)
+\x1b[36m(AgentLoopWorkerTQ pid=4551)\x1b[0m   File "/venv/verl/utils/import_utils.py", line 259, in load_extern_object
+\x1b[36m(AgentLoopWorkerTQ pid=4551)\x1b[0m AttributeError: Object not found in module: object_name='no_such_function'
+Traceback (most recent call last):
+  File "/venv/verl/trainer/ppo/v1/replay_buffer.py", line 510, in sample
+    raise RuntimeError(message)
+RuntimeError: Sync replay buffer selected terminal groups with no materializable trajectories.
+"""
+
 SEGMENTATION_FAULT = """\
 \x1b[36m(WorkerDict pid=7)\x1b[0m *** SIGSEGV received at time=1796100000 on cpu 1 ***
 \x1b[36m(WorkerDict pid=7)\x1b[0m Fatal Python error: Segmentation fault
@@ -99,6 +115,11 @@ RuntimeError: the Megatron engine could not be set up
     [
         (WORKER_RAISED, "ValueError: optimizer state of parameter 3 has dtype torch.int16,", "trainer"),
         (PEER_LOST, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "WorkerDict (pid 202)"),
+        (
+            SWALLOWED,
+            "AttributeError: Object not found in module: object_name='no_such_function'",
+            "AgentLoopWorkerTQ (pid 4551)",
+        ),
         (SEGMENTATION_FAULT, "Fatal Python error: Segmentation fault", "WorkerDict (pid 7)"),
         (CHAINED, "RuntimeError: the Megatron engine could not be set up", "trainer"),
         (
@@ -150,6 +171,18 @@ def test_the_first_failing_process_s_own_account_comes_first(tmp_path: Path) -> 
     own = Failure(error="RuntimeError: rank 3 lost it", where="rank 3", rank=3, traceback="...", time=1.0)
     folder.failure_file.write_bytes(json_lines.dumps(own.model_dump()))
     assert failure_of(folder, "Job failed") == own
+
+
+@pytest.mark.parametrize(
+    ("log", "error"),
+    [(SWALLOWED, "AttributeError"), (ACTOR_DIED, "RuntimeError: Sync"), ("", "RuntimeError: Sync")],
+)
+def test_an_account_of_a_consequence_comes_after_the_cause_in_the_log(tmp_path: Path, log: str, error: str) -> None:
+    folder = RunFolder(tmp_path)
+    folder.job_log_file.write_text(log)
+    own = Failure(error="RuntimeError: Sync replay buffer ... no materializable trajectories.", where="trainer")
+    folder.failure_file.write_bytes(json_lines.dumps(own.model_dump()))
+    assert failure_of(folder, "Job failed").error.startswith(error)
 
 
 def test_a_cut_account_is_replaced_by_the_log(tmp_path: Path) -> None:
