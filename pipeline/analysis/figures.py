@@ -3,7 +3,7 @@
 # matplotlib annotates its keyword arguments as Unknown, which strict mode would report at every call.
 # pyright: reportUnknownMemberType=false
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,24 +17,30 @@ from matplotlib.ticker import MaxNLocator
 from pipeline.analysis.bar_figures import ledger_figure, memory_figure, mini_batch_figure
 from pipeline.analysis.columns import FloatArray
 from pipeline.analysis.conclusions import Conclusions
+from pipeline.analysis.curves import (
+    CLIP_FRACTION,
+    GRAD_NORM,
+    LIVENESS,
+    MEMORY,
+    PPO_KL,
+    REWARD,
+    Curve,
+    Series,
+    aligned,
+)
 from pipeline.analysis.figure_style import DPI, STYLE, ArmStyle, arm_style, new_figure
-from pipeline.analysis.load import Pair, Run
+from pipeline.analysis.load import Pair
 from pipeline.analysis.words import counted
 
-Series = tuple[FloatArray, FloatArray]
-"""x and y of one run."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One metric that is drawn over steps or updates."""
-
-    file: str
-    title: str
-    unit: str
-    x_label: str
-    read: Callable[[Run], Series]
-    from_zero: bool = False
+CURVES = {
+    "reward": REWARD,
+    "ppo_kl": PPO_KL,
+    "clip_fraction": CLIP_FRACTION,
+    "grad_norm": GRAD_NORM,
+    "memory": MEMORY,
+    "liveness": LIVENESS,
+}
+"""By the name of the picture's file."""
 
 
 @dataclass(frozen=True)
@@ -45,40 +51,6 @@ class Picture:
     alt: str
 
 
-def _step_metric(name: str) -> Callable[[Run], Series]:
-    return lambda run: (run.steps.column("step"), run.metric(name))
-
-
-def _per_update(names: Sequence[str], reduce: "np.ufunc") -> Callable[[Run], Series]:
-    """The first of `names` that the run has, reduced over ranks."""
-
-    def read(run: Run) -> Series:
-        updates = run.updates.column("update")
-        order, position = np.unique(updates, return_inverse=True)
-        values = next((run.updates.column(name) for name in names if name in run.updates), run.updates.column(names[0]))
-        reduced = np.full(len(order), np.nan)
-        known = ~np.isnan(values)
-        start = np.full(len(order), -np.inf if reduce is np.maximum else np.inf)
-        reduce.at(start, position[known], values[known])
-        reduced[np.isfinite(start)] = start[np.isfinite(start)]
-        return order, reduced
-
-    return read
-
-
-CURVES = (
-    Curve("reward", "Reward (critic/rewards/mean)", "reward", "step", _step_metric("critic/rewards/mean")),
-    Curve("ppo_kl", "Policy drift (actor/ppo_kl)", "nats per token", "step", _step_metric("actor/ppo_kl")),
-    Curve("clip_fraction", "Clip fraction (actor/pg_clipfrac)", "share of tokens", "step",
-          _step_metric("actor/pg_clipfrac")),
-    Curve("grad_norm", "Gradient norm (actor/grad_norm)", "L2 norm", "step", _step_metric("actor/grad_norm")),
-    Curve("memory", "Memory after each optimizer step, largest rank", "GiB", "optimizer step",
-          _per_update(("allocated_after_update_gib", "rss_after_update_gib"), np.maximum)),
-    Curve("liveness", "Liveness: elements whose bits an optimizer step changed, lowest rank", "share of elements",
-          "optimizer step", _per_update(("liveness",), np.minimum), from_zero=True),
-)  # fmt: skip
-
-
 def draw(conclusions: Conclusions, folder: Path) -> list[Picture]:
     """Write every figure that the study has data for; returns them in the order of the report."""
     folder.mkdir(exist_ok=True)
@@ -87,8 +59,8 @@ def draw(conclusions: Conclusions, folder: Path) -> list[Picture]:
         drawn.append(
             ("ledger", "Bytes per parameter by kind of tensor, predicted beside found", ledger_figure(conclusions))
         )
-        drawn.extend((curve.file, f"{curve.title} by arm, paired difference below", _curve(conclusions, curve))
-                     for curve in CURVES)  # fmt: skip
+        drawn.extend((name, f"{curve.title} by arm, paired difference below", _curve(conclusions, curve))
+                     for name, curve in CURVES.items())  # fmt: skip
         drawn.append(("memory_by_phase", "Memory by phase, and treatment minus baseline", memory_figure(conclusions)))
         drawn.append(("ppo_kl_by_mini_batch", "ppo_kl by mini-batch within a step", mini_batch_figure(conclusions)))
         for path in folder.glob("*.png"):
@@ -102,20 +74,10 @@ def draw(conclusions: Conclusions, folder: Path) -> list[Picture]:
     return pictures
 
 
-def _aligned(series: Sequence[Series]) -> tuple[FloatArray, FloatArray]:
-    """The union of all x, and one row of y per run; NaN where a run has no value."""
-    x = np.unique(np.concatenate([run_x for run_x, _ in series])) if series else np.empty(0)
-    rows = np.full((len(series), len(x)), np.nan)
-    for row, (run_x, run_y) in zip(rows, series, strict=True):
-        row[np.searchsorted(x, run_x)] = run_y
-    rows[~np.isfinite(rows)] = np.nan
-    return x, rows
-
-
 def _curve(conclusions: Conclusions, curve: Curve) -> Figure | None:
     study = conclusions.study
     series = {run.id: curve.read(run) for run in study.runs}
-    by_arm = {arm: _aligned([series[run.id] for run in study.runs_of(arm)]) for arm in study.arms}
+    by_arm = {arm: aligned([series[run.id] for run in study.runs_of(arm)]) for arm in study.arms}
     if not any(np.isfinite(rows).any() for _, rows in by_arm.values()):
         return None
     styles = {arm: arm_style(study.arms, arm) for arm in study.arms}
@@ -172,8 +134,8 @@ def _differences(conclusions: Conclusions, axes: Axes, series: dict[str, Series]
 
 
 def _paired(pairs: Sequence[Pair], series: dict[str, Series]) -> tuple[FloatArray, FloatArray]:
-    x, treatment = _aligned([series[pair.treatment.id] for pair in pairs])
-    other, baseline = _aligned([series[pair.baseline.id] for pair in pairs])
+    x, treatment = aligned([series[pair.treatment.id] for pair in pairs])
+    other, baseline = aligned([series[pair.baseline.id] for pair in pairs])
     common, left, right = np.intersect1d(x, other, return_indices=True)
     rows = treatment[:, left] - baseline[:, right] if len(common) else np.empty((0, 0))
     return (common, rows) if np.isfinite(rows).any() else (np.empty(0), np.empty((0, 0)))
