@@ -1,4 +1,4 @@
-"""Analyse a study: run folders in; summary.json, figures, report.md and pr_comment.md out.
+"""Analyse a study: run folders in; report.md, dashboard.html, figures, pr_comment.md and summary.json out.
 
 Everything is made again from the study's files alone; running it twice gives the same bytes. No GPU, no network.
 
@@ -36,7 +36,7 @@ class AnalysisOutcome:
 
 
 def analyze(study_folder: Path, image_prefix: str = "") -> AnalysisOutcome:
-    """Write summary.json, figures/, report.md and pr_comment.md into the study's folder.
+    """Write report.md, dashboard.html, figures/, pr_comment.md and summary.json into the study's folder.
 
     image_prefix: what stands before the pictures' paths in pr_comment.md.
     Raises NotAStudyError (a ValueError) with a message for the user, OSError when the folder cannot be written.
@@ -54,11 +54,12 @@ def analyze(study_folder: Path, image_prefix: str = "") -> AnalysisOutcome:
 
 
 def _import_the_rest() -> None:
-    for name in ("conclusions", "figures", "report", "summary"):
+    for name in ("conclusions", "dashboard_page", "figures", "report", "summary"):
         import_module(f"pipeline.analysis.{name}")
 
 
 def _write(folder: Path, conclusions: "Conclusions", pictures: "list[Picture]", image_prefix: str) -> AnalysisOutcome:
+    from pipeline.analysis.dashboard_page import render_dashboard
     from pipeline.analysis.report import render_pr_comment, render_report
     from pipeline.analysis.summary import summarise
     from pipeline.study import json_lines
@@ -69,6 +70,7 @@ def _write(folder: Path, conclusions: "Conclusions", pictures: "list[Picture]", 
     write_atomically(folder / "summary.json", json_lines.dumps(summary, indent=True) + b"\n")
     write_atomically(report, render_report(conclusions, pictures).encode())
     write_atomically(folder / "pr_comment.md", render_pr_comment(conclusions, pictures, image_prefix).encode())
+    write_atomically(folder / "dashboard.html", render_dashboard(conclusions).encode())
     return AnalysisOutcome(report, summary, conclusions.one_line)
 
 

@@ -30,7 +30,9 @@ def ledger_figure(conclusions: Conclusions) -> Figure | None:
     ledgers = {arm: found.ledger for arm, found in arms.items() if found.ledger is not None}
     if not ledgers:
         return None
-    segments = {(arm, what): _parts(ledger, what) for arm, ledger in ledgers.items() for what in ("predicted", "found")}
+    segments = {
+        (arm, what): ledger_parts(ledger, what) for arm, ledger in ledgers.items() for what in ("predicted", "found")
+    }
     colours = {name: colour for parts in segments.values() for name, colour, _ in parts}
     figure = new_figure(4.4, [Patch(color=colour) for colour in colours.values()], colours)
     axes = figure.subplots()
@@ -59,7 +61,7 @@ def ledger_figure(conclusions: Conclusions) -> Figure | None:
     return figure
 
 
-def _parts(ledger: RunLedger, what: str) -> list[tuple[str, str, float]]:
+def ledger_parts(ledger: RunLedger, what: str) -> list[tuple[str, str, float]]:
     """(name, colour, bytes per parameter) of the segments that are not empty."""
     padding = 0.0
     parts: list[tuple[str, str, float]] = []
@@ -77,12 +79,18 @@ def _parts(ledger: RunLedger, what: str) -> list[tuple[str, str, float]]:
     return [part for part in parts if part[2] > 0]
 
 
+def trainers_own_source(conclusions: Conclusions) -> str | None:
+    """The memory source that is the trainer's alone; None when nothing was read."""
+    own = {key[0] for memory in conclusions.memory.values() for key in memory.readings}
+    return next((name for name in ("allocated", "rss") if name in own), None)
+
+
 def memory_figure(conclusions: Conclusions) -> Figure | None:
     """The trainer's own reading: the allocator's on a GPU, the process's on the host."""
-    own = [run.readings for run in conclusions.memory.values()]
-    source = next((name for name in ("allocated", "rss") if any(key[0] == name for keys in own for key in keys)), None)
+    source = trainers_own_source(conclusions)
     if source is None:
         return None
+    own = [run.readings for run in conclusions.memory.values()]
     phases = [phase for phase in PHASES if any(key[:2] == (source, phase) for keys in own for key in keys)]
     arms = [arm for arm in conclusions.study.arms if arm != BASELINE_REPEAT]
     figure = new_figure(5.4, *_arm_legend(conclusions, arms))

@@ -61,8 +61,13 @@ class Verdict:
     @property
     def trade(self) -> str:
         """The whole trade in one line: GiB saved, percent of the device, step time, parity."""
+        return f"{self.arm}: {'; '.join(self.trade_parts)}"
+
+    @property
+    def trade_parts(self) -> list[str]:
+        """The saving first."""
         parts = [self._saved(), self._updates(), self._times(), f"parity: {self.parity.outcome}"]
-        return f"{self.arm}: {'; '.join(part for part in parts if part)}"
+        return [part for part in parts if part]
 
     def _saved(self) -> str:
         savings = self.savings

@@ -83,8 +83,8 @@ def _context(conclusions: Conclusions) -> dict[str, Any]:
     return {
         "title": f"{study.name}: {BASELINE} against {treatments}" if treatments else study.name,
         "answer": _answer(conclusions),
-        "stands_on": _stands_on(study),
-        "warnings": list(_warnings(conclusions)),
+        "stands_on": stands_on(study),
+        "warnings": list(warnings(conclusions)),
         "savings_table": savings_table(conclusions),
         "savings_sentences": list(_savings_sentences(conclusions)),
         "memory_table": memory_table(conclusions),
@@ -121,7 +121,8 @@ def _growth(conclusions: Conclusions) -> str:
     return "\n".join(["\n", *lines]) if lines else ""
 
 
-def _stands_on(study: Study) -> str:
+def stands_on(study: Study) -> str:
+    """What the answer rests on: pairs, runs, seeds, hardware."""
     judged = [pair for pair in study.pairs if not pair.is_noise_floor]
     valid = sum(pair.valid for pair in judged)
     seeds = sorted({run.seed for run in study.runs})
@@ -136,7 +137,8 @@ def _stands_on(study: Study) -> str:
     return f"Stands on: {'; '.join(parts)}. {hardware_in_words(study)}."
 
 
-def _warnings(conclusions: Conclusions) -> Iterator[str]:
+def warnings(conclusions: Conclusions) -> Iterator[str]:
+    """What a reader must see before any number: alarms, updates that are not alive."""
     for arm, found in conclusions.arms.items():
         if found.diagnosis.note:
             yield f"{arm}: {found.diagnosis.note}"
