@@ -1,6 +1,6 @@
 """What the pipeline costs, measured side by side with bare verl on this machine.
 
-  python scripts/compare_with_bare_verl.py overhead [--steps 24] [--rounds 4]   callbacks: step time, observed : bare
+  python scripts/compare_with_bare_verl.py overhead [--steps 60] [--rounds 3]   callbacks: step time, observed : bare
   python scripts/compare_with_bare_verl.py sweep                                wall time of a sweep : two runs by hand
 
 `bare` is `python -m verl.trainer.main_ppo` by hand on a running Ray cluster with the same settings and stand-ins, no
@@ -95,28 +95,36 @@ def observed_step_times(results: Path) -> list[float]:
 
 
 def overhead(steps: int, rounds: int) -> None:
-    """Median step time with callbacks and W&B (offline) over bare verl's, within each round.
+    """Step time with callbacks and W&B (offline) over bare verl's: the median over steps, each against its like.
 
-    A machine drifts from minute to minute: only runs next to each other are compared, and the median of the rounds'
-    ratios is the answer. The first two steps of a run warm up and do not count.
+    Both runs of a round compute the same thing bit for bit, so step k is compared with step k, and the work, which
+    changes as the policy learns, cancels. The first two steps of a run warm up and do not count.
     """
     ratios: list[float] = []
     for number in range(rounds):
-        medians: dict[str, float] = {}
+        times: dict[str, list[float]] = {}
         for kind in ("bare", "observed") if number % 2 == 0 else ("observed", "bare"):
             with tempfile.TemporaryDirectory() as folder:
                 if kind == "bare":
                     with RunningCluster() as cluster:
                         cluster.run_bare("baseline", steps, Path(folder) / "metrics.jsonl")
-                    times = bare_step_times(Path(folder) / "metrics.jsonl")
+                    times[kind] = bare_step_times(Path(folder) / "metrics.jsonl")[2:]
                 else:
                     run_sweep(("baseline",), steps, Path(folder))
-                    times = observed_step_times(Path(folder))
-            medians[kind] = statistics.median(times[2:])
-            print(f"round {number + 1} {kind}: median of {len(times) - 2} steps {medians[kind]:.3f} s", flush=True)
-        ratios.append(medians["observed"] / medians["bare"])
-    listed = ", ".join(f"{ratio:.3f}" for ratio in ratios)
-    print(f"observed : bare = {statistics.median(ratios):.3f} (median of {rounds} rounds: {listed})")
+                    times[kind] = observed_step_times(Path(folder))[2:]
+        of_round = [observed / bare for observed, bare in zip(times["observed"], times["bare"], strict=True)]
+        ratios += of_round
+        bare, observed = (statistics.median(times[kind]) for kind in ("bare", "observed"))
+        print(
+            f"round {number + 1}: medians of {len(of_round)} steps: bare {bare:.3f} s, observed {observed:.3f} s; "
+            f"median ratio of steps {statistics.median(of_round):.3f}",
+            flush=True,
+        )
+    low, _, high = statistics.quantiles(ratios, n=4)
+    print(
+        f"observed : bare = {statistics.median(ratios):.3f} (median of {len(ratios)} steps, each against its like; "
+        f"middle half of the steps {low:.3f} to {high:.3f})"
+    )
 
 
 def sweep() -> None:
@@ -133,8 +141,8 @@ def sweep() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["overhead", "sweep"])
-    parser.add_argument("--steps", type=int, default=24, help="steps of each run of `overhead` (default: 24)")
-    parser.add_argument("--rounds", type=int, default=4, help="pairs of runs of `overhead` (default: 4)")
+    parser.add_argument("--steps", type=int, default=60, help="steps of each run of `overhead` (default: 60)")
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of runs of `overhead` (default: 3)")
     arguments = parser.parse_args()
     if arguments.what == "overhead":
         overhead(arguments.steps, arguments.rounds)

@@ -36,7 +36,7 @@ def verl_command(composed: dict[str, Any], extra: list[str], on_cluster: bool = 
     return [
         sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo",
         f"--config-path=pkg://{VERL_CONFIG_MODULE}", f"--config-name={VERL_CONFIG_NAME}",
-        "hydra.run.dir=.", "hydra.output_subdir=null",
+        "hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout",
         *verl_overrides(composed["recipe"], composed["arm"]),
         *([] if on_cluster else _ray_overrides(composed)), *extra,
     ]  # fmt: skip
