@@ -119,23 +119,10 @@ class EngineObserver:
         write_atomically(self._folder.ledger_file, json_lines.dumps(found.model_dump(), indent=True))
 
     def _rank_ledger(self) -> RankLedger:
-        from megatron.core import parallel_state
-
-        chunks, optimizer = self._engine.module, self._engine.optimizer
-        return RankLedger(
-            rank=self._rank,
-            tensor_parallel_rank=parallel_state.get_tensor_model_parallel_rank(),
-            pipeline_parallel_rank=parallel_state.get_pipeline_model_parallel_rank(),
-            data_parallel_rank=parallel_state.get_data_parallel_rank(),
-            trainable_elements=sum(p.numel() for p in self._parameters()),
-            frozen_elements=sum(p.numel() for c in chunks for p in c.parameters() if not p.requires_grad),
-            buffer_elements=sum(buffer.param_data.numel() for buffer in ledger_walk.ddp_buffers(chunks)),
-            optimizer_elements=ledger_walk.optimizer_elements(optimizer),
-            entries=ledger_walk.find_entries(chunks, optimizer),
-            memory=RankMemory(
-                source=self._reader.source,
-                after_load_gib=self._after_load_gib,
-                after_first_update_gib=self._row[f"{self._reader.source}_after_update_gib"],
-                device_total_gib=self._reader.total_bytes() / GIB,
-            ),
+        memory = RankMemory(
+            source=self._reader.source,
+            after_load_gib=self._after_load_gib,
+            after_first_update_gib=self._row[f"{self._reader.source}_after_update_gib"],
+            device_total_gib=self._reader.total_bytes() / GIB,
         )
+        return ledger_walk.rank_ledger(self._rank, self._engine.module, self._engine.optimizer, memory)

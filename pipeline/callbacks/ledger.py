@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pipeline.study.records import FoundOptimizer, LedgerEntry, TensorKind
+from pipeline.study.records import FoundOptimizer, LedgerEntry, RankLedger, RankMemory, TensorKind
 
 # FusedAdam's names for its state (TransformerEngine), which are also the ledger's kinds.
 _STATE_KINDS: tuple[TensorKind, ...] = ("master_param", "exp_avg", "exp_avg_sq")
@@ -85,6 +85,25 @@ def optimizer_elements(optimizer: Any) -> int:
         for part in megatron_optimizers(optimizer)
         for group in part.optimizer.param_groups
         for parameter in group["params"]
+    )
+
+
+def rank_ledger(rank: int, chunks: list[Any], optimizer: Any, memory: RankMemory) -> RankLedger:
+    """What this rank holds and where it stands in Megatron's parallel layout."""
+    from megatron.core import parallel_state
+
+    parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
+    return RankLedger(
+        rank=rank,
+        tensor_parallel_rank=parallel_state.get_tensor_model_parallel_rank(),
+        pipeline_parallel_rank=parallel_state.get_pipeline_model_parallel_rank(),
+        data_parallel_rank=parallel_state.get_data_parallel_rank(),
+        trainable_elements=sum(p.numel() for p in parameters if p.requires_grad),
+        frozen_elements=sum(p.numel() for p in parameters if not p.requires_grad),
+        buffer_elements=sum(buffer.param_data.numel() for buffer in ddp_buffers(chunks)),
+        optimizer_elements=optimizer_elements(optimizer),
+        entries=find_entries(chunks, optimizer),
+        memory=memory,
     )
 
 

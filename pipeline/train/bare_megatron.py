@@ -82,7 +82,7 @@ def build(shape: Shape, optim: dict[str, Any], on_cpu: bool) -> BareEngine:
     from megatron.core.optimizer import get_megatron_optimizer
     from megatron.core.transformer.module import Float16Module
 
-    config = _transformer_config(shape, on_cpu)
+    config = transformer_config(shape, on_cpu)
     model: Any = _model(config, shape)
     if not on_cpu:
         model = model.cuda()  # norms are made on the host; all else lies on the device already, in bf16
@@ -94,13 +94,13 @@ def build(shape: Shape, optim: dict[str, Any], on_cpu: bool) -> BareEngine:
         Float16Module(config, model),
     )
     del model
-    optimizer = get_megatron_optimizer(_optimizer_config(optim), [ddp])
+    optimizer = get_megatron_optimizer(optimizer_config(optim), [ddp])
     if not on_cpu:
         torch.cuda.empty_cache()  # DDP moved the weights to its buffer: give back where they were
     return BareEngine([ddp], optimizer)
 
 
-def _transformer_config(shape: Shape, on_cpu: bool) -> Any:
+def transformer_config(shape: Shape, on_cpu: bool) -> Any:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     return TransformerConfig(
@@ -142,7 +142,7 @@ def _model(config: Any, shape: Shape) -> Any:
     )
 
 
-def _optimizer_config(optim: dict[str, Any]) -> Any:
+def optimizer_config(optim: dict[str, Any]) -> Any:
     from megatron.core.optimizer import OptimizerConfig
 
     precision_aware = bool(optim.get("use_precision_aware_optimizer"))
