@@ -2,7 +2,7 @@
 
 Megatron's own GPTModel, DDP and DistributedOptimizer make the shards and take one optimizer step; PyTorch's "fake"
 process group answers the collectives, so that a single process can be any rank. The numbers mean nothing; which rank
-holds how many elements of what dtype does. Prints one RankLedger a line. Arguments: the arm's optimizer settings (JSON).
+holds how many elements of what dtype does. Prints one RankLedger a line. Argument: the arm's optimizer settings, JSON.
 """
 
 import gc

@@ -32,7 +32,7 @@ def run_of(arm: str) -> Run:
     optim |= composed["arm"].get("verl", {}).get("actor_rollout_ref", {}).get("actor", {}).get("optim", {})
     done = subprocess.run(
         [sys.executable, str(SCRIPT), json_lines.dumps(optim).decode()],
-        cwd=PROJECT, env={"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "2"}, capture_output=True, text=True, check=False,
+        cwd=PROJECT, env={"PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     ranks = [RankLedger.model_validate(json_lines.loads(line)) for line in done.stdout.splitlines()]
