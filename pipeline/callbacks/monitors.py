@@ -10,11 +10,11 @@ from pipeline.study.run_folder import RunFolder
 
 
 class Monitor(Protocol):
-    """Receives each training step's metrics and the update rows that belong to it."""
+    """Receives each training step's metrics, and in the end the exit code: 0, 1 failed, 255 stopped."""
 
     def begin(self) -> None: ...
 
-    def log(self, step: int, metrics: dict[str, float], updates: list[dict[str, Any]]) -> None: ...
+    def log(self, step: int, metrics: dict[str, float]) -> None: ...
 
     def finish(self, exit_code: int) -> None: ...
 
@@ -27,7 +27,7 @@ class FileMonitor:
 
     def begin(self) -> None: ...
 
-    def log(self, step: int, metrics: dict[str, float], updates: list[dict[str, Any]]) -> None:
+    def log(self, step: int, metrics: dict[str, float]) -> None:
         json_lines.append_row(self._folder.steps_file, {"step": step, "wall_time": time.time(), **metrics})
 
     def finish(self, exit_code: int) -> None: ...
@@ -40,21 +40,3 @@ def numbers(metrics: dict[str, Any]) -> dict[str, float]:
         for name, value in metrics.items()
         if isinstance(value, int | float | np.number)
     }
-
-
-class UpdateRows:
-    """Reads the rows that the ranks appended to updates.jsonl since the last call."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._file = folder.updates_file
-        self._offset = 0
-
-    def new(self) -> list[dict[str, Any]]:
-        if not self._file.exists():
-            return []
-        with self._file.open("rb") as file:
-            file.seek(self._offset)
-            content = file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [json_lines.loads(line) for line in whole.splitlines()]

@@ -8,22 +8,22 @@ import transfer_queue as tq
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from pipeline.callbacks.failure import recording_failure
-from pipeline.callbacks.monitors import FileMonitor, Monitor, UpdateRows, numbers
+from pipeline.callbacks.monitors import FileMonitor, Monitor, numbers
 from pipeline.callbacks.wandb_monitor import WandbMonitor
 from pipeline.study.run_folder import RunFolder
+from pipeline.tracking.wandb_run import KILLED
 
 
 class MonitorBackend:
     """A backend of verl's Tracking: verl calls `log` once per step (and for a validation before training)."""
 
-    def __init__(self, monitors: list[Monitor], update_rows: UpdateRows) -> None:
+    def __init__(self, monitors: list[Monitor]) -> None:
         self._monitors = monitors
-        self._update_rows = update_rows
 
     def log(self, data: dict[str, Any], step: int) -> None:
-        metrics, updates = numbers(data), self._update_rows.new()
+        metrics = numbers(data)
         for monitor in self._monitors:
-            monitor.log(step, metrics, updates)
+            monitor.log(step, metrics)
 
 
 class ObservedTrainer(PPOTrainerSync):
@@ -33,11 +33,9 @@ class ObservedTrainer(PPOTrainerSync):
         folder = RunFolder.from_environment()
         if folder is None:
             raise RuntimeError("the observed trainer needs PIPELINE_RUN_FOLDER")
-        run_config = folder.read_config()
         self._monitors: list[Monitor] = [FileMonitor(folder)]
-        if run_config.tracking["mode"] != "disabled":
-            self._monitors.append(WandbMonitor(folder, run_config))
-        self._update_rows = UpdateRows(folder)
+        if folder.read_config().tracking["mode"] != "disabled":
+            self._monitors.append(WandbMonitor(folder))
         for monitor in self._monitors:
             monitor.begin()
         with recording_failure("trainer"):
@@ -48,11 +46,14 @@ class ObservedTrainer(PPOTrainerSync):
             super().init()
 
     def fit(self, agent_loop_manager: Any) -> None:
-        exit_code = 1
+        exit_code = KILLED
         try:
             with recording_failure("trainer"):
                 super().fit(agent_loop_manager)
             exit_code = 0
+        except Exception:
+            exit_code = 1
+            raise
         finally:
             for monitor in self._monitors:
                 monitor.finish(exit_code)
@@ -66,7 +67,7 @@ class ObservedTrainer(PPOTrainerSync):
         self._attach_monitors()
 
     def _attach_monitors(self) -> None:
-        self.logger.logger.setdefault("pipeline", MonitorBackend(self._monitors, self._update_rows))
+        self.logger.logger.setdefault("pipeline", MonitorBackend(self._monitors))
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         metrics["rewards/within_group_std_mean"] = within_group_std(batch)

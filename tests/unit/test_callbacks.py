@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,8 +10,7 @@ from hypothesis import strategies as st
 from pipeline.callbacks import process_memory
 from pipeline.callbacks.failure import recording_failure
 from pipeline.callbacks.memory import HostMemory, PhaseMemory
-from pipeline.callbacks.monitors import FileMonitor, UpdateRows, numbers
-from pipeline.callbacks.wandb_monitor import update_rows_by_index
+from pipeline.callbacks.monitors import FileMonitor, numbers
 from pipeline.study import json_lines
 from pipeline.study.run_folder import RUN_FOLDER_VARIABLE, RunFolder
 
@@ -28,23 +26,12 @@ def test_rows_come_back_with_non_finite_values(row: dict[str, float]) -> None:
 
 
 def test_steps_keep_verls_names_and_numbers_only(tmp_path: Path) -> None:
-    FileMonitor(RunFolder(tmp_path)).log(3, numbers({"actor/ppo_kl": math.nan, "note": "text"}), [])
+    FileMonitor(RunFolder(tmp_path)).log(3, numbers({"actor/ppo_kl": math.nan, "note": "text"}))
     (row,) = json_lines.read_rows(RunFolder(tmp_path).steps_file)
     assert isinstance(row, dict)
     assert row["step"] == 3
     assert math.isnan(row["actor/ppo_kl"])
     assert "note" not in row
-
-
-def test_update_rows_leave_a_half_written_line_for_later(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    rows = UpdateRows(folder)
-    assert rows.new() == []
-    folder.updates_file.write_bytes(b'{"update":1}\n{"upd')
-    assert rows.new() == [{"update": 1}]
-    with folder.updates_file.open("ab") as file:
-        file.write(b'ate":2}\n')
-    assert rows.new() == [{"update": 2}]
 
 
 def test_the_first_failure_stays_and_the_error_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,27 +57,3 @@ def test_a_phase_peak_is_seen_and_the_lifetime_peak_survives_resets() -> None:
     row = memory.end_optimizer_step()
     assert row["rss_peak_forward_backward_gib"] - row["rss_after_update_gib"] > 0.8 * size / 1024**3
     assert process_memory.lifetime_peak_rss_bytes() - before > 0.8 * size
-
-
-def _update_row(update: int, rank: int, **more: Any) -> dict[str, Any]:
-    return {
-        "step": 1, "update": update, "mini_batch": 0, "rank": rank, "liveness": 0.5 - rank / 100, "grad_norm": 1.0,
-        "lr": 1e-3, "time_optimizer_step_s": 0.1 + rank, "rss_after_update_gib": 1.0 + rank, **more,
-    }  # fmt: skip
-
-
-def test_wandb_gets_one_row_per_optimizer_step_with_every_rank() -> None:
-    rows = [_update_row(1, 1, ppo_kl=0.4), _update_row(1, 0, ppo_kl=0.2), _update_row(2, 0)]
-    first, second = update_rows_by_index(rows)
-    assert first["update/liveness"] == 0.49
-    assert first["update/ppo_kl"] == pytest.approx(0.3)
-    assert (first["memory/rss_after_update_gib/rank0"], first["memory/rss_after_update_gib/rank1"]) == (1.0, 2.0)
-    assert "update/ppo_kl" not in second
-
-
-def test_beyond_sixteen_ranks_wandb_gets_minimum_mean_and_maximum() -> None:
-    (row,) = update_rows_by_index([_update_row(1, rank) for rank in range(17)])
-    assert row["memory/rss_after_update_gib/min"] == 1.0
-    assert row["memory/rss_after_update_gib/mean"] == 9.0
-    assert row["memory/rss_after_update_gib/max"] == 17.0
-    assert "memory/rss_after_update_gib/rank0" not in row
