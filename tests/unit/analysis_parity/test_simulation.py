@@ -50,10 +50,10 @@ def test_error_rates(simulation: ModuleType, gates: Gates, pairs: int) -> None:
 
 @pytest.mark.slow
 def test_power_grows_with_pairs_and_with_the_difference(simulation: ModuleType, gates: Gates) -> None:
-    def rates(pairs: int, offset: float) -> tuple[float, float]:
-        scenario = simulation.Scenario(pairs, offsets=(("reward", offset),), noise=3.0)
+    def rates(pairs: int, offset: float, noise: float) -> tuple[float, float]:
+        scenario = simulation.Scenario(pairs, offsets=(("reward", offset),), noise=noise)
         found = simulation.simulate(scenario, gates, 100, (3, pairs, int(10 * offset)))
         return found.equivalent, found.different
 
-    assert rates(8, 0.0)[0] > rates(3, 0.0)[0] + 0.2
-    assert rates(8, 2.0)[1] > 0.8 > rates(3, 2.0)[1]
+    assert rates(8, 0.0, 1 / 3)[0] > rates(3, 0.0, 1 / 3)[0] + 0.5
+    assert rates(8, 2.0, 5)[1] > 0.8 > rates(3, 2.0, 5)[1] + 0.2
