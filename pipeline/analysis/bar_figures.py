@@ -85,6 +85,9 @@ def trainers_own_source(conclusions: Conclusions) -> str | None:
     return next((name for name in ("allocated", "rss") if name in own), None)
 
 
+_ARMS_WITH_LEVEL_LABELS = 2  # with more, labels side by side overlap
+
+
 def memory_figure(conclusions: Conclusions) -> Figure | None:
     """The trainer's own reading: the allocator's on a GPU, the process's on the host."""
     source = trainers_own_source(conclusions)
@@ -105,7 +108,11 @@ def memory_figure(conclusions: Conclusions) -> Figure | None:
                 at = j - 0.4 + (i + 0.5) * width
                 mean = sum(peaks) / len(peaks)
                 top.bar(at, mean, width * 0.92, color=colour)
-                top.text(at, mean, gib(mean), ha="center", va="bottom", fontsize=8)
+                top.annotate(
+                    gib(mean), (at, mean), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8,
+                    rotation=90 if len(arms) > _ARMS_WITH_LEVEL_LABELS else 0,
+                )  # fmt: skip
+    top.margins(y=0.15)
     _memory_differences(conclusions, below, source, phases, width, arms)
     top.set_ylabel("GiB, largest rank")
     top.set_title(f"Memory by phase: {SOURCE_WORDS[source]}", loc="left")

@@ -106,7 +106,7 @@ def _masters_sentence(masters: MastersComparison | None) -> str:
     if not masters.differing:
         return f"{agreed}, and so are the bf16 weights."
     return (
-        f"{agreed}; there {masters.differing:,} of {masters.weights:,} bf16 weights differ, "
+        f"{agreed}; as long as they are, {masters.differing:,} of {masters.weights:,} bf16 weights differ, "
         f"{100 * masters.at_ties / masters.differing:.3g} % of them at exact rounding ties."
     )
 
