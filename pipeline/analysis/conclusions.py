@@ -25,8 +25,12 @@ class ArmConclusion:
     ledgers_differ: bool
     treatment: TreatmentCheck
     """The worst of the runs' checks."""
+    treatments: dict[str, TreatmentCheck]
+    """The worst of each setting's checks, by `Run.setting`."""
     diagnosis: Diagnosis
     """The worst of the runs' diagnoses."""
+    diagnoses: dict[str, Diagnosis]
+    """The worst of each setting's diagnoses, by `Run.setting`."""
     diagnosed: str
     """The run that `diagnosis` is of."""
 
@@ -39,6 +43,7 @@ class Verdict:
     pairs: list[Pair]
     treatment: TreatmentCheck
     updates: Diagnosis
+    updates_by_setting: dict[str, Diagnosis]
     savings: Savings
     parity: ParityResult
     memory: list[MemoryDifference]
@@ -86,6 +91,9 @@ class Verdict:
         return f"{self.device_gib:.0f} GiB{'' if self.device == 'GPU' else ' host memory'}"
 
     def _updates(self) -> str:
+        if len({found.outcome for found in self.updates_by_setting.values()}) > 1:
+            told = [f"{_outcome(found)} ({setting})" for setting, found in self.updates_by_setting.items()]
+            return f"updates: {', '.join(told)}"
         return f"updates: {self.updates.outcome}" if self.updates.outcome in ALIVE else self.updates.outcome.upper()
 
     def _times(self) -> str:
@@ -95,6 +103,10 @@ class Verdict:
             if ratio is not None
         ]
         return f"time: {', '.join(parts)}" if parts else ""
+
+
+def _outcome(diagnosis: Diagnosis) -> str:
+    return diagnosis.outcome if diagnosis.outcome in ALIVE else diagnosis.outcome.upper()
 
 
 @dataclass(frozen=True)
@@ -142,9 +154,22 @@ def _arm(runs: list[Run], diagnoses: dict[str, Diagnosis]) -> ArmConclusion:
         ledgers[0] if ledgers else None,
         len({ledger.found for ledger in ledgers}) > 1,
         _worst_check(runs),
+        {setting: _worst_check(group) for setting, group in _by_setting(runs).items()},
         diagnosis,
+        _worst_by_setting(runs, diagnoses),
         next(run.id for run in runs if diagnoses[run.id] is diagnosis),
     )
+
+
+def _by_setting(runs: list[Run]) -> dict[str, list[Run]]:
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.setting, []).append(run)
+    return groups
+
+
+def _worst_by_setting(runs: list[Run], diagnoses: dict[str, Diagnosis]) -> dict[str, Diagnosis]:
+    return {setting: worst([diagnoses[run.id] for run in group]) for setting, group in _by_setting(runs).items()}
 
 
 def _worst_check(runs: list[Run]) -> TreatmentCheck:
@@ -166,6 +191,7 @@ def _verdict(study: Study, arm: str, diagnoses: dict[str, Diagnosis], memory: di
         pairs,
         _worst_check(runs),
         worst([diagnoses[run.id] for run in runs]),
+        _worst_by_setting(runs, diagnoses),
         judge_savings(pairs, differences),
         judge_parity(study, study.pairs, arm),
         differences,

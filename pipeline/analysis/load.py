@@ -94,6 +94,11 @@ class Run:
         return self.config.seed
 
     @property
+    def setting(self) -> str:
+        """Swept values other than arm and seed, in words ("recipe.lr=0.001"); empty when nothing else was swept."""
+        return ", ".join(f"{key}={value}" for key, value in sorted(self.config.swept.items()))
+
+    @property
     def fault(self) -> str | None:
         """The fault that a positive control injects; None in a real run."""
         fault = self.config.arm.get("fault") or self.config.recipe.get("fault")
@@ -131,8 +136,8 @@ class Pair:
 
     @property
     def setting(self) -> str:
-        """`swept` in words ("recipe.lr=0.001"), empty when nothing else was swept."""
-        return ", ".join(f"{key}={value}" for key, value in sorted(self.swept.items()))
+        """`swept` in words, as `Run.setting`."""
+        return self.treatment.setting
 
     @property
     def valid(self) -> bool:

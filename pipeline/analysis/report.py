@@ -22,8 +22,10 @@ from pipeline.analysis.provenance import (
 from pipeline.analysis.report_tables import (
     candidates_table,
     cost_table,
+    diagnosed,
     diagnosis_table,
     difference_table,
+    in_setting,
     ledger_table,
     memory_table,
     parity_table,
@@ -81,7 +83,7 @@ def _context(conclusions: Conclusions) -> dict[str, Any]:
     study = conclusions.study
     treatments = ", ".join(study.treatments)
     return {
-        "title": f"{study.name}: {BASELINE} against {treatments}" if treatments else study.name,
+        "title": f"{study.name}: {BASELINE} against {treatments}" if study.pairs else study.name,
         "answer": _answer(conclusions),
         "stands_on": stands_on(study),
         "warnings": list(warnings(conclusions)),
@@ -91,9 +93,7 @@ def _context(conclusions: Conclusions) -> dict[str, Any]:
         "memory_note": _memory_note(conclusions),
         "ledger_table": ledger_table(conclusions),
         "diagnosis_table": diagnosis_table(conclusions),
-        "diagnosis_notes": [
-            (arm, trace) for arm, found in conclusions.arms.items() for trace in found.diagnosis.traces
-        ],
+        "diagnosis_notes": [(arm, trace) for arm, found in diagnosed(conclusions) for trace in found.traces],
         "candidates_table": candidates_table(conclusions),
         "parity_sentences": _parity_sentences(conclusions),
         "parity_table": parity_table(conclusions),
@@ -139,21 +139,22 @@ def stands_on(study: Study) -> str:
 
 def warnings(conclusions: Conclusions) -> Iterator[str]:
     """What a reader must see before any number: alarms, updates that are not alive."""
-    for arm, found in conclusions.arms.items():
-        if found.diagnosis.note:
-            yield f"{arm}: {found.diagnosis.note}"
+    for arm, diagnosis in diagnosed(conclusions):
+        if diagnosis.note:
+            yield f"{arm}: {diagnosis.note}"
     for arm, verdict in conclusions.verdicts.items():
         if verdict.savings.outcome == "alarm":
             yield f"{arm}: the saving is an alarm, not a success: {verdict.savings.sentence}"
-    for arm, found in conclusions.arms.items():
-        if found.diagnosis.outcome not in (*ALIVE, "not enough data"):
-            yield f"{arm}: {found.diagnosis.outcome}: {found.diagnosis.evidence}"
+    for arm, diagnosis in diagnosed(conclusions):
+        if diagnosis.outcome not in (*ALIVE, "not enough data"):
+            yield f"{arm}: {diagnosis.outcome}: {diagnosis.evidence}"
 
 
 def _savings_sentences(conclusions: Conclusions) -> Iterator[str]:
     for arm, found in conclusions.arms.items():
-        if found.treatment.problems:
-            yield f"{arm}, treatment check: {'; '.join(found.treatment.problems)}"
+        for setting, check in found.treatments.items():
+            if check.problems:
+                yield f"{in_setting(arm, setting)}, treatment check: {'; '.join(check.problems)}"
         if found.ledgers_differ:
             yield f"{arm}: the ledgers of its runs differ; the first one is shown"
     for arm, verdict in conclusions.verdicts.items():

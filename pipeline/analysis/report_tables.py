@@ -1,7 +1,10 @@
 """The tables of the report, each as Markdown; "" where there is nothing to show."""
 
+from collections.abc import Iterator
+
 from pipeline.analysis.conclusions import Conclusions
 from pipeline.analysis.cost import TimeRatio
+from pipeline.analysis.diagnosis import Diagnosis
 from pipeline.analysis.load import BASELINE
 from pipeline.analysis.memory import PHASE_WORDS, SOURCE_WORDS
 from pipeline.analysis.results import ExactComparison, ParityMetric
@@ -11,11 +14,21 @@ from pipeline.analysis.words import gib, number, table
 _ROWS = 40
 
 
+def diagnosed(conclusions: Conclusions) -> Iterator[tuple[str, Diagnosis]]:
+    """Every arm in each of its settings, in words, with its diagnosis."""
+    for arm, found in conclusions.arms.items():
+        for setting, diagnosis in found.diagnoses.items():
+            yield in_setting(arm, setting), diagnosis
+
+
+def in_setting(arm: str, setting: str) -> str:
+    """The arm, and what else was swept."""
+    return f"{arm} ({setting})" if setting else arm
+
+
 def diagnosis_table(conclusions: Conclusions) -> str:
-    rows = [
-        [arm, f"**{found.diagnosis.outcome}**", found.diagnosis.evidence] for arm, found in conclusions.arms.items()
-    ]
-    return table(["arm", "diagnosis", "evidence"], rows)
+    rows = [[arm, f"**{found.outcome}**", found.evidence] for arm, found in diagnosed(conclusions)]
+    return table(["arm", "diagnosis", "evidence"], rows, limit=_ROWS)
 
 
 def savings_table(conclusions: Conclusions) -> str:
@@ -86,8 +99,8 @@ def ledger_table(conclusions: Conclusions) -> str:
 def candidates_table(conclusions: Conclusions) -> str:
     rows = [
         [arm, finding.candidate, "**yes**" if finding.holds else "no", finding.evidence]
-        for arm, found in conclusions.arms.items()
-        for finding in found.diagnosis.findings
+        for arm, found in diagnosed(conclusions)
+        for finding in found.findings
     ]
     return table(["arm", "candidate", "holds", "evidence"], rows, limit=_ROWS)
 
@@ -126,10 +139,9 @@ def difference_table(conclusions: Conclusions) -> str:
         found = conclusions.first_differences[pair.id, pair.treatment.arm]
         same = "no difference in any metric but times and memory" if len(pair.baseline.steps) else "no rows"
         where = same if found.first_step is None else f"`{found.first_metric}`"
-        setting = f" ({pair.setting})" if pair.setting else ""
         size = number(found.first_difference)
         masters = _masters(found)
-        rows.append([f"{pair.treatment.arm}{setting}", pair.seed, found.first_step, where, size, *masters])
+        rows.append([in_setting(pair.treatment.arm, pair.setting), pair.seed, found.first_step, where, size, *masters])
     head = ["arm", "seed", "first step that differs", "metric that differs most there", "relative"]
     masters_head = ["fp32 masters identical", "bf16 weights that differ there", "of them rounding ties"]
     return table([*head, *masters_head], rows, limit=_ROWS)

@@ -53,6 +53,7 @@ def _arm(arm: ArmConclusion) -> dict[str, Any]:
             "found": arm.treatment.found,
         },
         "diagnosis": {"run": arm.diagnosed, **_diagnosis(arm.diagnosis)},
+        "diagnosis_by_setting": {setting: found.outcome for setting, found in arm.diagnoses.items()},
         "ledger": None if arm.ledger is None else _ledger(arm.ledger),
         "ledgers_differ_between_runs": arm.ledgers_differ,
     }

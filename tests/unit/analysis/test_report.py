@@ -201,3 +201,22 @@ def test_damaged_files_never_crash_the_analysis_and_what_is_missing_is_told(
         assert file in report
     if what[0] in ("remove", "empty") and file not in ("overrides.yaml", "config.yaml"):
         assert not summary["pairs"][0]["valid"]
+
+
+def test_each_setting_of_an_arm_has_its_own_diagnosis(write_study: WriteStudy) -> None:
+    def still(row: dict[str, Any]) -> None:
+        row.update(liveness=0.0, elements_changed=0, tensors_still=row["tensors"])
+
+    study = write_study(
+        {"arm": "pao", "swept": {"control": "dead"}, "edit_update": still},
+        {"arm": "pao", "swept": {"control": "none"}},
+    )
+    analysed = analyze(study)
+    assert analysed.summary["arms"]["pao"]["diagnosis_by_setting"] == {
+        "control=dead": "dead optimizer",
+        "control=none": "healthy",
+    }
+    assert "updates: DEAD OPTIMIZER (control=dead), healthy (control=none)" in analysed.one_line
+    report = analysed.report.read_text()
+    assert "| pao (control=none) | **healthy** |" in report
+    assert "pao (control=dead): grad_norm, gradient clipping" in report

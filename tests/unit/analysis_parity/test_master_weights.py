@@ -42,7 +42,10 @@ def test_masters_agree_until_the_first_rank_differs(make_run: MakeRun) -> None:
     assert found == MastersComparison(compared_updates=3, same_updates=2, weights=40, differing=4, at_ties=3)
     assert found.ties_share == 0.75
     sentence = _masters_sentence(compare_exactly([pair_of(baseline, pao)], []).masters)
-    assert "after the first 2 optimizer steps of every seed; as long as they are, 4 of 40 bf16 weights differ, 75 %" in sentence
+    assert (
+        "after the first 2 optimizer steps of every seed; as long as they are, 4 of 40 bf16 weights differ, 75 %"
+        in sentence
+    )
 
 
 def test_masters_that_never_agree(make_run: MakeRun) -> None:
