@@ -7,7 +7,6 @@
     [...root.querySelectorAll("*")].flatMap((element) => [element, ...(element.shadowRoot ? inside(element.shadowRoot) : [])]);
   const plots = () => [...document.querySelectorAll(".plot")];
   const canvas = (plot) => inside(plot).find((element) => element instanceof HTMLCanvasElement && element.width > 0);
-  const image = (plot) => canvas(plot).toDataURL();
 
   function paintedPixels(plot) {
     const { width, height } = canvas(plot) ?? {};
@@ -75,17 +74,25 @@
     choose("pair", document.getElementById("pair").options[1].value);
     seen.onePair = await tooltip(reward);
     choose("pair", "");
-    await wait(300);
-    const before = image(ofAStep);
-    for (const [kind, across, down] of [["pointerdown", 0.3, 0.2], ["pointermove", 0.4, 0.5], ["pointermove", 0.6, 0.6], ["pointerup", 0.6, 0.6]]) {
+    const range = () => {
+      const { start, end } = Bokeh.documents[0].roots()[plots().indexOf(ofAStep)].x_range;
+      return [start, end];
+    };
+    seen.stepsAtFirst = range();
+    for (const [kind, across, down] of [
+      ["pointerdown", 0.3, 0.2],
+      ["pointermove", 0.4, 0.5],
+      ["pointermove", 0.6, 0.6],
+      ["pointerup", 0.6, 0.6],
+    ]) {
       pointer(reward, kind, across, down);
       await wait(100);
     }
-    await wait(500);
-    seen.othersZoomedAlong = image(ofAStep) !== before;
+    await wait(300);
+    seen.stepsZoomed = range();
     document.getElementById("reset").click();
-    await wait(500);
-    seen.resetAgain = image(ofAStep) === before;
+    await wait(300);
+    seen.stepsReset = range();
   }
   const pre = document.createElement("pre");
   pre.id = "seen";

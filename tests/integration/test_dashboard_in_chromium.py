@@ -95,8 +95,9 @@ def test_the_pointer_the_buttons_and_the_zoom_work(browse: Browse) -> None:
     assert "treatment − baseline, reward" in seen["differences"]
     assert re.search(r"baseline_repeat\t0$", seen["differences"], re.MULTILINE)
     assert " to " not in seen["onePair"]
-    assert seen["othersZoomedAlong"]
-    assert seen["resetAgain"]
+    first, zoomed = seen["stepsAtFirst"], seen["stepsZoomed"]  # of another plot than the one that was dragged in
+    assert first[0] < zoomed[0] < zoomed[1] < first[1]
+    assert seen["stepsReset"] == first
 
 
 def test_a_phone_has_no_sideways_scrolling(browse: Browse) -> None:

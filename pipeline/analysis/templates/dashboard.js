@@ -16,7 +16,7 @@
   function words(value) {
     const text = Number(value.toPrecision(4));
     const plain = text === 0 || (Math.abs(text) >= 1e-3 && Math.abs(text) < 1e6);
-    return (plain ? String(text) : text.toExponential()).replace("-", "−");
+    return (plain ? String(text) : text.toExponential()).replaceAll("-", "−");
   }
 
   // ---- what all plots share
