@@ -117,7 +117,7 @@ def _config(study: str, run: MadeUpRun) -> dict[str, Any]:
         "arm": arm_config(run.arm),
         "recipe": {**recipe, **run.recipe},
         "cluster": {"name": "made_up"},
-        "tracking": {"mode": "offline"},
+        "tracking": {"mode": "offline", "project": "made-up", "entity": None},
         "gates": gates,
         "gates_hash": gates_hash(gates),
     }

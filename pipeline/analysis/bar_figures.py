@@ -11,10 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
+from pipeline.analysis.arm_styles import arm_style
 from pipeline.analysis.columns import FloatArray
 from pipeline.analysis.conclusions import Conclusions
 from pipeline.analysis.declared import KINDS
-from pipeline.analysis.figure_style import arm_style, new_figure
+from pipeline.analysis.figure_style import new_figure
 from pipeline.analysis.ledger import RunLedger
 from pipeline.analysis.load import BASELINE_REPEAT
 from pipeline.analysis.memory import PHASE_WORDS, PHASES, SOURCE_WORDS

@@ -4,7 +4,6 @@ The page holds BokehJS (which bokeh's package brings), the series and a script t
 on the clock or on chance.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -15,18 +14,18 @@ import orjson
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from pipeline.analysis.arm_styles import arm_style
 from pipeline.analysis.conclusions import Conclusions
-from pipeline.analysis.curves import CLIP_FRACTION, GRAD_NORM, LIVENESS, MEMORY, PPO_KL, REWARD, Curve
+from pipeline.analysis.curves import CLIP_FRACTION, PPO_KL
 from pipeline.analysis.dashboard_bars import ledger_plot, mini_batch_plot, phases_plot, ranks_plot, time_ratio_plot
 from pipeline.analysis.dashboard_curves import Plot, curve_plots
-from pipeline.analysis.figure_style import arm_style
 from pipeline.analysis.load import Run, Study
 from pipeline.analysis.pairs import why_it_ended
 from pipeline.analysis.report import stands_on, warnings
+from pipeline.analysis.sections import curves_by_section
 from pipeline.analysis.words import shortened
 
 _DASHES = {"-": [], ":": [2, 3], "--": [7, 4], "-.": [8, 3, 2, 3]}  # pixels
-_VALIDATION_CURVES = 4
 
 
 @dataclass(frozen=True)
@@ -70,75 +69,21 @@ def render_dashboard(conclusions: Conclusions) -> str:
 
 
 def _sections(conclusions: Conclusions) -> list[Section]:
-    groups: dict[str, Sequence[Curve | Plot | None]] = {
-        "Memory": [
-            ledger_plot(conclusions),
-            phases_plot(conclusions),
-            ranks_plot(conclusions),
-            MEMORY,
-            _peak("optimizer step", "optimizer_step"),
-            _peak("forward and backward", "forward_backward"),
-            Curve(
-                "Whole device by NVML after each optimizer step, largest rank",
-                "GiB",
-                ("device_after_update_gib",),
-                "largest",
-            ),
-        ],
+    ahead: dict[str, list[Plot | None]] = {
+        "Memory": [ledger_plot(conclusions), phases_plot(conclusions), ranks_plot(conclusions)],
         "Policy drift": [
-            PPO_KL,
             mini_batch_plot(conclusions, "ppo_kl", "ppo_kl by mini-batch", PPO_KL.unit),
-            CLIP_FRACTION,
             mini_batch_plot(conclusions, "pg_clipfrac", "Clip fraction by mini-batch", CLIP_FRACTION.unit),
-            Curve("ppo_kl of each mini-batch", PPO_KL.unit, ("ppo_kl",), "mean"),
-            Curve("Clip fraction of each mini-batch", CLIP_FRACTION.unit, ("pg_clipfrac",), "mean"),
-            Curve("Entropy (actor/entropy)", "nats per token", ("actor/entropy",)),
-            Curve("Rollout against actor (training/rollout_probs_diff_mean)", "mean difference of probabilities",
-                  ("training/rollout_probs_diff_mean",)),
         ],
-        "Liveness": [
-            LIVENESS,
-            Curve("Tensors left as they were, worst rank", "tensors", ("tensors_still",), "largest"),
-            GRAD_NORM,
-            Curve("Learning rate (actor/lr)", "learning rate", ("actor/lr",)),
-        ],
-        "Reward and validation": [
-            REWARD,
-            *_validation(conclusions.study),
-            Curve("Reward spread within groups (rewards/within_group_std_mean)", "mean standard deviation",
-                  ("rewards/within_group_std_mean",)),
-            Curve("Response length (response_length/mean)", "tokens", ("response_length/mean",)),
-        ],
-        "Cost": [
-            time_ratio_plot(conclusions),
-            Curve("Whole step (timing_s/step)", "seconds", ("timing_s/step",)),
-            Curve("Optimizer step, slowest rank", "seconds", ("time_optimizer_step_s",), "largest"),
-            Curve("Update of the actor (timing_s/update_actor)", "seconds", ("timing_s/update_actor",)),
-            Curve("Rollout (timing_s/gen)", "seconds", ("timing_s/gen",)),
-            Curve("Throughput (perf/throughput)", "tokens per second and GPU", ("perf/throughput",)),
-        ],
-    }  # fmt: skip
-    every = [curve for group in groups.values() for curve in group if isinstance(curve, Curve)]
-    drawn = curve_plots(conclusions.study, every)
+        "Cost": [time_ratio_plot(conclusions)],
+    }
+    study = conclusions.study
+    curves = curves_by_section({name for run in study.runs for name in run.steps.columns})
+    drawn = curve_plots(study, [curve for group in curves.values() for curve in group])
     return [
-        Section(name, [plot for item in group if (plot := _drawn(item, drawn)) is not None])
-        for name, group in groups.items()
+        Section(name, [*filter(None, ahead.get(name, [])), *(drawn[c.title] for c in group if c.title in drawn)])
+        for name, group in curves.items()
     ]
-
-
-def _drawn(item: Curve | Plot | None, drawn: dict[str, Plot]) -> Plot | None:
-    return drawn.get(item.title) if isinstance(item, Curve) else item
-
-
-def _peak(words: str, phase: str) -> Curve:
-    names = (f"allocated_peak_{phase}_gib", f"rss_peak_{phase}_gib")
-    return Curve(f"Peak in {words}, largest rank", "GiB", names, "largest")
-
-
-def _validation(study: Study) -> list[Curve]:
-    names = sorted({name for run in study.runs for name in run.steps.columns if name.startswith("val-")})
-    core = [name for name in names if name.startswith("val-core/")]
-    return [Curve(f"Validation ({name})", "score", (name,)) for name in (core or names)[:_VALIDATION_CURVES]]
 
 
 def _arm(study: Study, arm: str) -> dict[str, Any]:

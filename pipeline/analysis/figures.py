@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from pipeline.analysis.arm_styles import ArmStyle, arm_style
 from pipeline.analysis.bar_figures import ledger_figure, memory_figure, mini_batch_figure
 from pipeline.analysis.columns import FloatArray
 from pipeline.analysis.conclusions import Conclusions
@@ -28,7 +29,7 @@ from pipeline.analysis.curves import (
     Series,
     aligned,
 )
-from pipeline.analysis.figure_style import DPI, STYLE, ArmStyle, arm_style, new_figure
+from pipeline.analysis.figure_style import DPI, STYLE, new_figure
 from pipeline.analysis.load import Pair
 from pipeline.analysis.words import counted
 

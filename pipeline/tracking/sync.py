@@ -40,6 +40,10 @@ class BadInput(Exception):  # noqa: N818 - it is the user's input that is at fau
     """The message says what is wrong and what to do."""
 
 
+class NoKey(BadInput):
+    """There is no API key at all."""
+
+
 @dataclass
 class SyncedRun:
     """One run: what its files hold, what W&B holds, and what is missing there."""
@@ -96,14 +100,16 @@ def run_folders(study: Path) -> list[RunFolder]:
 
 
 def connect() -> Any:
-    """wandb.Api. Raises BadInput without a key that the server takes, ConnectionError where no server answers."""
+    """wandb.Api. Raises BadInput without a key that the server takes (NoKey without any), ConnectionError where no
+    server answers.
+    """
     import wandb
     from wandb.errors import AuthenticationError, UsageError
 
     try:
         return wandb.Api()
     except UsageError as error:
-        raise BadInput("there is no W&B API key: give one with `wandb login` or in WANDB_API_KEY") from error
+        raise NoKey("there is no W&B API key: give one with `wandb login` or in WANDB_API_KEY") from error
     except AuthenticationError as error:
         response = getattr(error.__cause__, "response", None)
         if response is not None and response.http_status in (401, 403):

@@ -64,8 +64,13 @@ MAY_IMPORT = {
     "launch": {"study"},
     "analysis": {"study"},
 }
-# Only the verl plugin, and only when the platform is cpu, brings in the stand-ins.
-EXCEPTIONS = {("pipeline/train/plugin.py", "embedded")}
+EXCEPTIONS = {
+    # Only the verl plugin, and only when the platform is cpu, brings in the stand-ins.
+    ("pipeline/train/plugin.py", "embedded"),
+    # `pipeline.dashboard create`, which no training process imports, shows what dashboard.html shows.
+    ("pipeline/tracking/study_in_wandb.py", "analysis"),
+    ("pipeline/tracking/workspace.py", "analysis"),
+}
 
 
 def parts_imported(file: Path) -> set[str]:

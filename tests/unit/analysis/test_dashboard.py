@@ -11,10 +11,10 @@ import orjson
 import pytest
 import yaml
 
+from pipeline.analysis.arm_styles import arm_style
 from pipeline.analysis.conclusions import conclude
 from pipeline.analysis.dashboard_curves import in_base64, thinned
 from pipeline.analysis.dashboard_page import render_dashboard
-from pipeline.analysis.figure_style import arm_style
 from pipeline.analysis.pairs import load_study
 
 WriteStudy = Callable[..., Path]
