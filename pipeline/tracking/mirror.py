@@ -25,6 +25,7 @@ import psutil
 from pipeline.study import json_lines
 from pipeline.study.paths import PROJECT
 from pipeline.study.run_folder import RunFolder, write_atomically
+from pipeline.tracking.copy_of_run import Rows, find_run, gaps, indices, indices_in_wandb
 from pipeline.tracking.rows import RunRows, all_rows
 from pipeline.tracking.wandb_run import KILLED, WandbRun, exit_code_of
 
@@ -36,6 +37,7 @@ _POLL_S = 1.0
 _INIT_TIMEOUT_S = 60.0
 _RETRY_S = 30.0  # from one attempt to reach W&B to the next
 _STATUS_WAIT_S = 15.0  # the launcher writes status.json some seconds after a job's end
+_ARRIVAL_S = 10.0  # W&B shows what it has received some seconds later
 _NICENESS = 10  # training goes first
 
 _log = logging.getLogger(__name__)
@@ -62,6 +64,10 @@ def write_error(folder: RunFolder, error: str, rows_sent: int | None) -> None:
         "what_to_do": f"python -m pipeline.dashboard sync {study}",
     }
     write_atomically(folder.path / "tracking_error.json", json_lines.dumps(note, indent=True))
+
+
+class NotArrived(Exception):  # noqa: N818 - nothing raised it but the comparison
+    """W&B took the run and lacks some of it; the message says what."""
 
 
 class End:
@@ -115,6 +121,7 @@ class Mirror:
                 self._send(self._run, self._rows.new())
             self._send(self._run, [*self._rows.new(), *self._rows.rest()])
             self._run.finish(self._end.exit_code)
+            self._check_arrival()
             _end_service()
         except Exception as error:  # noqa: BLE001 - whatever W&B raises belongs into the file, training goes on
             self.give_up(f"{type(error).__name__}: {error}")
@@ -141,6 +148,25 @@ class Mirror:
     def _send(self, run: WandbRun, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             run.send(row)
+
+    def _check_arrival(self) -> None:
+        """Ask the server: when W&B refuses rows, its client stops sending them and says nothing."""
+        config = self._folder.read_config()
+        if config.tracking["mode"] != "online":
+            return
+        import wandb
+
+        api, files = wandb.Api(), indices(all_rows(self._folder))
+        deadline = time.monotonic() + _ARRIVAL_S
+        while missing := self._missing(find_run(api, config), files):
+            if time.monotonic() > deadline:
+                raise NotArrived("; ".join(missing))
+            time.sleep(_POLL_S)
+
+    def _missing(self, found: Any, files: Rows) -> list[str]:
+        if found is None:
+            return gaps(files, None, self._end.exit_code, "")
+        return gaps(files, indices_in_wandb(found), self._end.exit_code, found.state)
 
     def give_up(self, error: str) -> None:
         _log.error("%s", error)

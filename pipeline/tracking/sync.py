@@ -22,7 +22,16 @@ from rich.table import Table
 from pipeline.study.records import RunConfig
 from pipeline.study.run_folder import RunFolder
 from pipeline.tracking import mirror, study_results
-from pipeline.tracking.copy_of_run import Rows, gaps, indices, indices_in_wandb, is_beginning, last_step, last_update
+from pipeline.tracking.copy_of_run import (
+    Rows,
+    find_run,
+    gaps,
+    indices,
+    indices_in_wandb,
+    is_beginning,
+    last_step,
+    last_update,
+)
 from pipeline.tracking.rows import all_rows
 from pipeline.tracking.wandb_run import WandbRun, exit_code_of, summaries_of
 
@@ -56,12 +65,6 @@ class SyncedRun:
     @property
     def files(self) -> Rows:
         return indices(self.rows)
-
-    @property
-    def wandb_path(self) -> str:
-        """Without an entity W&B takes the key owner's default one."""
-        tracking = self.config.tracking
-        return "/".join(filter(None, (tracking.get("entity"), tracking["project"], self.config.run_id)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -155,20 +158,8 @@ class Sync:
         self._failed += [f"{synced.config.run_id}: {gap}" for gap in synced.missing]
         return synced
 
-    def _found(self, synced: SyncedRun) -> Any:
-        """The run in W&B; None where it has none."""
-        from wandb.errors import CommError
-
-        self._api.flush()  # it remembers runs
-        try:
-            return self._api.run(synced.wandb_path)
-        except (CommError, ValueError) as error:
-            if "Could not find run" in str(error):
-                return None
-            raise
-
     def _compare(self, synced: SyncedRun) -> list[str]:
-        found = self._found(synced)
+        found = find_run(self._api, synced.config)
         synced.found = None if found is None else indices_in_wandb(found)
         state = "" if found is None else found.state
         synced.missing = gaps(synced.files, synced.found, synced.exit_code, state)
@@ -201,7 +192,7 @@ class Sync:
         return {} if self._results is None else study_results.of_run(self._results, synced.config.run_id)
 
     def _update_summary(self, synced: SyncedRun) -> None:
-        summary = self._found(synced).summary
+        summary = find_run(self._api, synced.config).summary
         wanted = self._results_of(synced)
         if any(summary.get(name) != value for name, value in wanted.items()):
             summary.update(wanted)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from offline_run import history_of
 from study_folders import append_step, assert_same_rows, end_run, make_run, until
 from wandb_stand_in import API_KEY, WandbStandIn, dead_address
 
@@ -90,13 +91,15 @@ def test_offline_needs_no_server_and_no_key(tmp_path: Path, monkeypatch: pytest.
     folder = make_run(tmp_path / "study", mode="offline")
     train(folder)
     assert not (folder.path / "tracking_error.json").exists()
-    assert len(list(folder.path.glob("wandb/offline-run-*/run-*.wandb"))) == 1
+    (file,) = folder.path.glob("wandb/offline-run-*/run-*.wandb")
+    assert_same_rows(history_of(file), all_rows(folder))
 
 
 TRAINER = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
+from offline_run import history_of
 from study_folders import append_step, append_update
 from pipeline.callbacks.wandb_monitor import WandbMonitor
 from pipeline.study.run_folder import RunFolder
@@ -192,6 +195,13 @@ def test_a_network_that_dies_later_is_told(server: WandbStandIn, tmp_path: Path)
     monitor.finish(0)
     assert "3 s after the run's end" in str(tracking_error(folder)["error"])
     assert tracking_error(folder)["rows_written"] == 6
+
+
+def test_rows_that_w_and_b_refuses_are_told(server: WandbStandIn, tmp_path: Path) -> None:
+    server.disturb("file_stream", status=403)  # the client stops sending, and its finish is a success
+    folder = make_run(tmp_path / "study")
+    train(folder)
+    assert "0 of 9 rows" in str(tracking_error(folder)["error"])
 
 
 def test_an_outage_at_the_start_is_made_up_for(server: WandbStandIn, tmp_path: Path) -> None:
