@@ -32,7 +32,7 @@ from pipeline.tracking.copy_of_run import (
     last_step,
     last_update,
 )
-from pipeline.tracking.rows import all_rows
+from pipeline.tracking.rows import RunRows
 from pipeline.tracking.wandb_run import WandbRun, exit_code_of, summaries_of
 
 _SETTLE_S = 20.0  # W&B shows what it has received some seconds later
@@ -57,6 +57,8 @@ class SyncedRun:
     rows: list[dict[str, Any]] = field(repr=False)
     config: RunConfig
     exit_code: int
+    damaged: int
+    """Lines of its files that are no rows."""
     found: Rows | None = None
     """W&B's rows; None: W&B has no such run."""
     missing: list[str] = field(default_factory=list)
@@ -143,7 +145,9 @@ class Sync:
     def _one(self, folder: RunFolder, progress: Progress) -> SyncedRun:
         import wandb
 
-        synced = SyncedRun(folder, all_rows(folder), folder.read_config(), exit_code_of(folder.read_status()))
+        reader = RunRows(folder)
+        rows = [*reader.new(), *reader.rest()]
+        synced = SyncedRun(folder, rows, folder.read_config(), exit_code_of(folder.read_status()), reader.damaged)
         task = progress.add_task(synced.config.run_id, total=len(synced.rows))
         try:
             if self._compare(synced):
@@ -154,6 +158,8 @@ class Sync:
                 self._update_summary(synced)
         except (wandb.Error, TimeoutError) as error:
             synced.missing = [f"W&B failed ({_first_line(error)})"]
+        if not synced.missing:
+            folder.tracking_error_file.unlink(missing_ok=True)  # it told what the live mirror missed
         progress.update(task, completed=len(synced.rows))
         self._failed += [f"{synced.config.run_id}: {gap}" for gap in synced.missing]
         return synced
@@ -230,6 +236,6 @@ def _table(runs: list[SyncedRun]) -> Table:
             f"{len(found)} : {len(run.files)}",
             f"{last_step(found)} : {last_step(run.files)}",
             f"{last_update(found)} : {last_update(run.files)}",
-            "; ".join(run.missing) or run.done,
+            "; ".join(run.missing) or run.done + (f", {run.damaged} damaged lines left out" if run.damaged else ""),
         )
     return table

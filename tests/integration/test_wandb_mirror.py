@@ -45,13 +45,13 @@ def train(folder: RunFolder, steps: int = 3, finish_timeout_s: float = 20.0) -> 
 
 
 def tracking_error(folder: RunFolder) -> dict[str, object]:
-    return json.loads((folder.path / "tracking_error.json").read_text())
+    return json.loads(folder.tracking_error_file.read_text())
 
 
 def test_a_run_arrives_complete(server: WandbStandIn, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "my_study", arm="pao")
     train(folder)
-    assert not (folder.path / "tracking_error.json").exists()
+    assert not folder.tracking_error_file.exists()
     (run,) = server.runs.values()
     assert run.name == run.display_name == folder.path.name == "grpo-tiny-pao-s1"
     assert (run.project, run.group, run.job_type) == ("test-project", "my_study/grpo-tiny-s1", "pao")
@@ -90,7 +90,7 @@ def test_offline_needs_no_server_and_no_key(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     folder = make_run(tmp_path / "study", mode="offline")
     train(folder)
-    assert not (folder.path / "tracking_error.json").exists()
+    assert not folder.tracking_error_file.exists()
     (file,) = folder.path.glob("wandb/offline-run-*/run-*.wandb")
     assert_same_rows(history_of(file), all_rows(folder))
 
@@ -156,7 +156,7 @@ def test_trouble_that_passes_costs_nothing(
     server.disturb(matches, **how)
     folder = make_run(tmp_path / "study")
     assert train(folder) < 0.01
-    assert not (folder.path / "tracking_error.json").exists()
+    assert not folder.tracking_error_file.exists()
     (run,) = server.runs.values()
     assert [row["_step"] for row in run.history] == list(range(9)), "each row once"
     assert (run.state, run.exit_code) == ("finished", 0)

@@ -110,6 +110,7 @@ def test_a_gap_of_a_live_run_is_filled(server: WandbStandIn, tmp_path: Path, mon
     assert (run.state, run.exit_code) == ("finished", 0)
     assert run.summary["update/liveness"] == {"min": 0.51}, "over all rows, not those that were added"
     assert len(server.runs) == 1
+    assert not folder.tracking_error_file.exists()
 
 
 def test_an_earlier_attempts_rows_are_replaced(server: WandbStandIn, tmp_path: Path) -> None:
