@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import tenacity
+import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -78,18 +79,28 @@ def run(arguments: argparse.Namespace) -> int:
     study: Path = arguments.study.absolute()
     try:
         folders = run_folders(study)
-        api = connect()
+        runs, failed = Sync(study, folders, connect()).run()
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except ConnectionError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    runs, failed = Sync(study, folders, api).run()
     Console().print(_table(runs))
     for text in failed:
         print(f"missing: {text}", file=sys.stderr)
     return int(bool(failed))
+
+
+def read_run(folder: RunFolder) -> SyncedRun:
+    """Raises BadInput when its configuration or its status cannot be read."""
+    reader = RunRows(folder)
+    rows = [*reader.new(), *reader.rest()]
+    try:
+        config, status = folder.read_config(), folder.read_status()
+    except (ValueError, yaml.YAMLError) as error:  # pydantic's errors among them
+        raise BadInput(f"{folder.path} cannot be read ({_first_line(error)})") from error
+    return SyncedRun(folder, rows, config, exit_code_of(status), reader.damaged)
 
 
 def run_folders(study: Path) -> list[RunFolder]:
@@ -144,10 +155,9 @@ class Sync:
 
     def _one(self, folder: RunFolder, progress: Progress) -> SyncedRun:
         import wandb
+        from wandb.sdk.lib.service.service_connection import WandbApiFailedError
 
-        reader = RunRows(folder)
-        rows = [*reader.new(), *reader.rest()]
-        synced = SyncedRun(folder, rows, folder.read_config(), exit_code_of(folder.read_status()), reader.damaged)
+        synced = read_run(folder)
         task = progress.add_task(synced.config.run_id, total=len(synced.rows))
         try:
             if self._compare(synced):
@@ -156,7 +166,7 @@ class Sync:
             else:
                 synced.done = "was complete"
                 self._update_summary(synced)
-        except (wandb.Error, TimeoutError) as error:
+        except (wandb.Error, WandbApiFailedError, TimeoutError) as error:
             synced.missing = [f"W&B failed ({_first_line(error)})"]
         if not synced.missing:
             folder.tracking_error_file.unlink(missing_ok=True)  # it told what the live mirror missed
@@ -192,7 +202,7 @@ class Sync:
                 progress.advance(task)
             summary = {**summaries_of(synced.rows), **self._results_of(synced), "rows_sent": len(synced.rows)}
             run.finish(synced.exit_code, summary)
-        synced.done = "completed" if there else "uploaded"
+        synced.done = "completed" if there else "replaced" if synced.found else "uploaded"
 
     def _results_of(self, synced: SyncedRun) -> dict[str, Any]:
         return {} if self._results is None else study_results.of_run(self._results, synced.config.run_id)
