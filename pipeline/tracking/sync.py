@@ -134,7 +134,12 @@ class Sync:
         self._study = study
         self._folders = folders
         self._api = api
-        self._results = study_results.read_results(study)
+        try:
+            self._results = study_results.read_results(study)
+        except ValueError as error:
+            raise BadInput(
+                f"summary.json cannot be read ({_first_line(error)}): python -m pipeline.analyze {study} makes it again"
+            ) from error
         self._failed: list[str] = []
 
     def run(self) -> tuple[list[SyncedRun], list[str]]:
