@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pipeline.study import json_lines
 from pipeline.study.paths import PROJECT
@@ -37,13 +38,18 @@ def start(folder: RunFolder, finish_timeout_s: float = FINISH_TIMEOUT_S) -> "sub
 
 def write_error(folder: RunFolder, error: str, rows_sent: int | None) -> None:
     """Write tracking_error.json: why the W&B run is incomplete, and how to complete it. rows_sent: None if unknown."""
-    note = {
-        "error": error,
-        "rows_written": len(all_rows(folder)),
-        "rows_sent": rows_sent,
-        "what_to_do": f"python -m pipeline.dashboard sync {folder.path.parent.parent}",
-    }
-    write_atomically(folder.tracking_error_file, json_lines.dumps(note, indent=True))
+    what_to_do = f"python -m pipeline.dashboard sync {folder.path.parent.parent}"
+    _write(folder, {"error": error, "rows_sent": rows_sent, "what_to_do": what_to_do})
+
+
+def count_rows_again(folder: RunFolder) -> None:
+    """Bring tracking_error.json's `rows_written` up to date: the mirror may have given up long before the run's end."""
+    _write(folder, json_lines.loads(folder.tracking_error_file.read_bytes()))
+
+
+def _write(folder: RunFolder, note: dict[str, Any]) -> None:
+    content = {**note, "rows_written": len(all_rows(folder))}
+    write_atomically(folder.tracking_error_file, json_lines.dumps(content, indent=True))
 
 
 @contextlib.contextmanager
