@@ -16,7 +16,7 @@
   function words(value) {
     const text = Number(value.toPrecision(4));
     const plain = text === 0 || (Math.abs(text) >= 1e-3 && Math.abs(text) < 1e6);
-    return (plain ? String(text) : text.toExponential()).replace("-", "−");
+    return (plain ? String(text) : text.toExponential()).replaceAll("-", "−");
   }
 
   // ---- what all plots share
@@ -67,13 +67,16 @@
     figure.xaxis.axis_label = xLabel || null;
     figure.yaxis.axis_label = unit;
     figure.yaxis.formatter = new Bokeh.BasicTickFormatter({ power_limit_low: -5 });
+    figure.anchor = figure.scatter([xRange.start], [0], { fill_alpha: 0, line_alpha: 0 });
     return figure;
   }
 
-  // After new data: a height chosen before is given up, and a constant series gets a height that suits its value.
-  function fitHeight(figure, series) {
-    const largest = Math.max(0, ...series.map((values) => finite(values).reduce((most, value) => Math.max(most, Math.abs(value)), 0)));
-    figure.y_range.default_span = largest ? 0.5 * largest : 1;
+  // After new data: a height chosen before is given up; a constant series gets a height that suits its value, and a
+  // plot without any value one around zero.
+  function fitHeight(figure, renderers, series) {
+    const largest = Math.max(-1, ...series.map((values) => finite(values).reduce((most, value) => Math.max(most, Math.abs(value)), -1)));
+    figure.y_range.renderers = largest < 0 ? [figure.anchor] : renderers;
+    figure.y_range.default_span = largest > 0 ? 0.5 * largest : 1;
     figure.y_range.have_updated_interactively = false;
   }
 
@@ -151,7 +154,6 @@
       line_color: null,
       source: dots,
     });
-    figure.y_range.renderers = [lines, points];
 
     // [{run, arm, values}] of what is to be seen
     function visible() {
@@ -196,7 +198,7 @@
       source.data = drawn;
       dots.data = marks;
       figure.yaxis.axis_label = what(plot.unit);
-      fitHeight(figure, drawn.ys);
+      fitHeight(figure, [lines, points], drawn.ys);
     }
 
     function tell(j) {
@@ -232,7 +234,6 @@
     if (bars) drawn.push(figure.vbar({ x: field("x"), width: room * 0.9, top: field("y"), fill_color: field("colour"), line_color: null, fill_alpha: 0.9, source }));
     drawn.push(figure.segment({ x0: field("x"), x1: field("x"), y0: field("low"), y1: field("high"), line_color: bars ? "#59636e" : field("colour"), line_width: 2, source }));
     if (!bars) drawn.push(figure.scatter(field("x"), field("y"), { marker: field("marker"), size: 9, fill_color: field("colour"), line_color: "#ffffff", source }));
-    figure.y_range.renderers = drawn;
 
     const differs = Object.values(plot.layers).some((layer) => layer.differences);
     const points = (layer) => (shown.differences && layer.differences ? layer.differences : layer.values);
@@ -254,7 +255,7 @@
       }
       source.data = data;
       if (differs) figure.yaxis.axis_label = what(plot.unit);
-      fitHeight(figure, [data.low, data.high]);
+      fitHeight(figure, drawn, [data.low, data.high]);
     }
 
     function tell(j) {
@@ -295,7 +296,6 @@
     const field = (name) => ({ field: name });
     const boxes = figure.quad({ left: field("left"), right: field("right"), bottom: field("bottom"), top: field("top"), fill_color: field("colour"), fill_alpha: field("alpha"), line_color: "#ffffff", source });
     figure.text({ x: field("x"), y: field("y"), text: field("text"), text_align: "center", text_baseline: field("baseline"), y_offset: field("offset"), text_font: FONT, text_font_size: "11px", text_color: "#1f2328", source: labels });
-    figure.y_range.renderers = [boxes];
     figure.y_range.range_padding = 0.2; // room for the numbers
     figure.xgrid.grid_line_color = null;
     const present = () => visibleArms().filter((arm) => plot.segments[arm.name] && (!shown.differences || arm.name !== "baseline"));
@@ -339,7 +339,7 @@
       figure.xaxis.major_label_overrides = new Map(columns.map((arm, i) => [i, arm.name.replaceAll("_", "_\u200b")]));
       figure.yaxis.axis_label = what(plot.unit);
       figure.x_range.end = Math.max(columns.length, 1) - 0.4;
-      figure.y_range.have_updated_interactively = false;
+      fitHeight(figure, [boxes], [data.bottom, data.top]);
     }
 
     function tell(i) {

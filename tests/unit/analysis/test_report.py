@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.analysis.conclusions import Conclusions, conclude
+from pipeline.analysis.dashboard_page import render_dashboard
 from pipeline.analysis.figures import Picture
 from pipeline.analysis.pairs import load_study
 from pipeline.analysis.report import PR_LIMIT, render_pr_comment, render_report
@@ -196,6 +197,7 @@ def test_damaged_files_never_crash_the_analysis_and_what_is_missing_is_told(
     summary = summarise(conclusions)
     report = render_report(conclusions, [])
     assert render_pr_comment(conclusions, []).startswith("### Test")
+    assert render_dashboard(conclusions).endswith("</html>")
     orjson.loads(json_lines.dumps(summary))
     if what[0] in ("remove", "empty") and file != "config.yaml":
         assert file in report
