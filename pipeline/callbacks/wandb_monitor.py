@@ -39,5 +39,7 @@ class WandbMonitor:
         answer = self._mirror.stdout.read() if answered else b""
         self._mirror.stdout.close()
         self._mirror.wait()
-        if answer not in (mirror.DONE, mirror.GAVE_UP):
+        if answer == mirror.GAVE_UP:
+            mirror.count_rows_again(self._folder)
+        elif answer != mirror.DONE:
             mirror.write_error(self._folder, "the W&B mirror ended without a word (wandb/mirror.log)", rows_sent=None)

@@ -132,6 +132,12 @@ class Sweep:
             prepare_folder(run, self.study)
             status = OneRun(run, self._views[run.run_id], place).to_its_end()
             run.folder.write_status(status)
+            if run.folder.tracking_error_file.exists():
+                label, what_to_do = (
+                    self._views[run.run_id].label,
+                    f"python -m pipeline.dashboard sync {self.study.path}",
+                )
+                display.say(f"{label}: W&B has not received everything; later: {what_to_do}")
             self._views[run.run_id].took_s = status.ended_at - status.started_at
             self._end(run, status.state, status.reason, display)
 

@@ -67,6 +67,11 @@ class RunFolder:
         return self.path / "failure.json"
 
     @property
+    def tracking_error_file(self) -> Path:
+        """What W&B has not received of the run, and why; absent while nothing is known to be missing there."""
+        return self.path / "tracking_error.json"
+
+    @property
     def status_file(self) -> Path:
         """The terminal marker (Status), written last."""
         return self.path / "status.json"

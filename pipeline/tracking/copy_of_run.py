@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.study.records import RunConfig
 from pipeline.tracking.rows import STEP, TIMESTAMP, UPDATE
 from pipeline.tracking.wandb_run import KILLED
 
@@ -43,6 +44,21 @@ def indices_in_wandb(run: Any) -> Rows:
     updates = {row["_step"]: row[UPDATE] for row in scan(UPDATE)}
     found = sorted(scan(STEP, TIMESTAMP), key=lambda row: row["_step"])
     return [RowIndex(row[STEP], updates.get(row["_step"]), row[TIMESTAMP]) for row in found]
+
+
+def find_run(api: Any, config: RunConfig) -> Any:
+    """The run in W&B as it is now; None where W&B has none. api: of wandb.Api."""
+    from wandb.errors import CommError
+
+    api.flush()  # it remembers runs
+    # Without an entity W&B takes the key owner's default one.
+    path = "/".join(filter(None, (config.tracking.get("entity"), config.tracking["project"], config.run_id)))
+    try:
+        return api.run(path)
+    except (CommError, ValueError) as error:
+        if "Could not find run" in str(error):
+            return None
+        raise
 
 
 def is_beginning(found: Rows, files: Rows) -> bool:

@@ -1,164 +1,67 @@
-"""The live mirror: a process of its own that follows one run folder and keeps its W&B run up to date.
-
-Apart from training, so that no state of W&B or of the network can slow a step or end a run: it reads the files that
-training writes anyway. It detaches from the training process, because Ray kills a worker's children with it, and a
-stopped run must still be told to W&B as such. Whatever happens, it ends a given time after it learnt of the end.
-
-Talk: the training process holds a pipe to its stdin and writes the exit code there when training has ended; a pipe
-that closes without one means that training was killed, and then status.json says how the run ended. On its stdout it
-answers "done", or "gave up" with tracking_error.json written.
-"""
+"""The live mirror of a run, seen from outside: start it, know whether it is at work, and what it could not do."""
 
 import contextlib
 import fcntl
-import logging
 import os
 import subprocess
 import sys
-import threading
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from pipeline.study import json_lines
 from pipeline.study.paths import PROJECT
 from pipeline.study.run_folder import RunFolder, write_atomically
-from pipeline.tracking.rows import RunRows, all_rows
-from pipeline.tracking.wandb_run import KILLED, WandbRun, exit_code_of
+from pipeline.tracking.rows import all_rows
 
 FINISH_TIMEOUT_S = 30.0
 """How long after a run's end W&B may take to receive the rest. A dead network costs a run this much, once."""
 DONE, GAVE_UP = b"done", b"gave up"
-
-_POLL_S = 1.0
-_INIT_TIMEOUT_S = 60.0
-_RETRY_S = 30.0  # from one attempt to reach W&B to the next
-_STATUS_WAIT_S = 15.0  # the launcher writes status.json some seconds after a job's end
-_NICENESS = 10  # training goes first
-
-_log = logging.getLogger(__name__)
+"""The mirror's answers on its standard output. GAVE_UP: with tracking_error.json written."""
 
 
 def start(folder: RunFolder, finish_timeout_s: float = FINISH_TIMEOUT_S) -> "subprocess.Popen[bytes]":
-    """Start the mirror of a run folder whose configuration is written. Returns at once."""
-    # A service that this process may have would be shared, and go down with it.
+    """Start the mirror of a run folder whose configuration is written; returns at once.
+
+    It is pipeline.tracking.mirror_process, and wants the exit code on its stdin when the run ends.
+    """
+    # A W&B service that this process may have would be shared, and go down with it.
     environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "pipeline.tracking.mirror", str(folder.path), str(finish_timeout_s)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        cwd=PROJECT, env=environment, start_new_session=True,
-    )  # fmt: skip
+    _wandb_folder(folder).mkdir(exist_ok=True)
+    with (_wandb_folder(folder) / "mirror.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "pipeline.tracking.mirror_process", str(folder.path), str(finish_timeout_s)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+            cwd=PROJECT, env=environment, start_new_session=True,
+        )  # fmt: skip
 
 
 def write_error(folder: RunFolder, error: str, rows_sent: int | None) -> None:
     """Write tracking_error.json: why the W&B run is incomplete, and how to complete it. rows_sent: None if unknown."""
-    study = folder.path.parent.parent
-    note = {
-        "error": error,
-        "rows_written": len(all_rows(folder)),
-        "rows_sent": rows_sent,
-        "what_to_do": f"python -m pipeline.dashboard sync {study}",
-    }
-    write_atomically(folder.path / "tracking_error.json", json_lines.dumps(note, indent=True))
+    what_to_do = f"python -m pipeline.dashboard sync {folder.path.parent.parent}"
+    _write(folder, {"error": error, "rows_sent": rows_sent, "what_to_do": what_to_do})
 
 
-class End:
-    """The run's end, awaited in a thread of its own: it comes at any time, also while W&B keeps us waiting."""
-
-    def __init__(self, folder: RunFolder, finish_timeout_s: float) -> None:
-        self._folder = folder
-        self._finish_timeout_s = finish_timeout_s
-        self._came = threading.Event()
-        self.exit_code = KILLED
-
-    def await_in_background(self, on_timeout: Any) -> None:
-        """on_timeout: called `finish_timeout_s` after the end."""
-        threading.Thread(target=self._await, args=(on_timeout,), daemon=True).start()
-
-    def came_within(self, seconds: float) -> bool:
-        return self._came.wait(seconds)
-
-    def _await(self, on_timeout: Any) -> None:
-        said = sys.stdin.buffer.readline().strip()
-        self.exit_code = int(said) if said else self._exit_code_of_killed_run()
-        self._came.set()
-        time.sleep(self._finish_timeout_s)
-        on_timeout()
-
-    def _exit_code_of_killed_run(self) -> int:
-        deadline = time.monotonic() + _STATUS_WAIT_S
-        while time.monotonic() < deadline and not self._folder.status_file.exists():
-            time.sleep(0.2)
-        return exit_code_of(self._folder.read_status())
+def count_rows_again(folder: RunFolder) -> None:
+    """Bring tracking_error.json's `rows_written` up to date: the mirror may have given up long before the run's end."""
+    _write(folder, json_lines.loads(folder.tracking_error_file.read_bytes()))
 
 
-class Mirror:
-    """Follows one run folder until its end."""
-
-    def __init__(self, folder: RunFolder, end: End) -> None:
-        self._folder = folder
-        self._end = end
-        self._rows = RunRows(folder)
-        self._run: WandbRun | None = None
-        self._trouble = ""
-
-    def follow(self) -> bool:
-        """Returns at the run's end whether everything was handed to W&B and W&B said that it took it."""
-        try:
-            self._run = self._open()
-            if self._run is None:
-                self.give_up(f"W&B could not be reached: {self._trouble}")
-                return False
-            while not self._end.came_within(_POLL_S):
-                self._send(self._run, self._rows.new())
-            self._send(self._run, [*self._rows.new(), *self._rows.rest()])
-            self._run.finish(self._end.exit_code)
-            _end_service()
-        except Exception as error:  # noqa: BLE001 - whatever W&B raises belongs into the file, training goes on
-            self.give_up(f"{type(error).__name__}: {error}")
-            return False
-        return True
-
-    def _open(self) -> WandbRun | None:
-        """The W&B run, as soon as W&B answers; None when it did not before the run's end."""
-        import wandb
-        from wandb.errors import AuthenticationError, UsageError
-
-        while True:
-            try:
-                mode = self._folder.read_config().tracking["mode"]
-                return WandbRun(self._folder, mode, self._folder.path, init_timeout=_INIT_TIMEOUT_S)
-            except (AuthenticationError, UsageError):
-                raise  # no key or a wrong one: asking again does not help
-            except (wandb.Error, TimeoutError, OSError) as error:
-                self._trouble = f"{type(error).__name__}: {error}"
-                _log.warning("W&B does not answer: %s", self._trouble)
-            if self._end.came_within(_RETRY_S):
-                return None
-
-    def _send(self, run: WandbRun, rows: list[dict[str, Any]]) -> None:
-        for row in rows:
-            run.send(row)
-
-    def give_up(self, error: str) -> None:
-        _log.error("%s", error)
-        write_error(self._folder, error, self._run.sent if self._run else 0)
+def _write(folder: RunFolder, note: dict[str, Any]) -> None:
+    content = {**note, "rows_written": len(all_rows(folder))}
+    write_atomically(folder.tracking_error_file, json_lines.dumps(content, indent=True))
 
 
-def _end_service() -> None:
-    import wandb
-
-    wandb.teardown()
-
-
-def _lock_file(folder: RunFolder) -> Path:
-    return folder.path / "wandb" / "mirror.lock"
+@contextlib.contextmanager
+def following(folder: RunFolder) -> Iterator[None]:
+    """Within it `is_followed` is true; also for a process that is killed it ends with the process."""
+    with _lock_file(folder).open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def is_followed(folder: RunFolder) -> bool:
-    """Whether a mirror follows this run folder right now (on any host that shares its locks)."""
+    """Whether a mirror follows this run folder right now, on this host or one that shares its file locks."""
     if not _lock_file(folder).exists():
         return False
     with _lock_file(folder).open("rb") as file:
@@ -169,45 +72,9 @@ def is_followed(folder: RunFolder) -> bool:
     return False
 
 
-def _detach(log_file: Path) -> int:
-    """Become nobody's child, with `log_file` for standard output; returns the descriptor that takes the answer."""
-    if os.fork():
-        os._exit(0)
-    os.nice(_NICENESS)
-    answer = os.dup(sys.stdout.fileno())  # not inherited by W&B's service: its end is ours alone
-    log_file.parent.mkdir(parents=True, exist_ok=True)
-    with log_file.open("ab") as log:
-        os.dup2(log.fileno(), sys.stdout.fileno())
-        os.dup2(log.fileno(), sys.stderr.fileno())
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    return answer
+def _wandb_folder(folder: RunFolder) -> Path:
+    return folder.path / "wandb"
 
 
-def main() -> None:
-    folder, finish_timeout_s = RunFolder(Path(sys.argv[1])), float(sys.argv[2])
-    answer = _detach(folder.path / "wandb" / "mirror.log")
-    lock = _lock_file(folder).open("wb")  # held as long as this process lives
-    fcntl.flock(lock, fcntl.LOCK_EX)
-
-    def leave(word: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError):  # a killed training process listens no more
-            os.write(answer, word)
-        for child in psutil.Process().children(recursive=True):
-            child.kill()
-        os._exit(0)
-
-    end = End(folder, finish_timeout_s)
-    mirror = Mirror(folder, end)
-
-    def time_is_up() -> None:
-        mirror.give_up(
-            f"W&B had not received everything {finish_timeout_s:g} s after the run's end; what has arrived is not known"
-        )
-        leave(GAVE_UP)
-
-    end.await_in_background(time_is_up)
-    leave(DONE if mirror.follow() else GAVE_UP)
-
-
-if __name__ == "__main__":
-    main()
+def _lock_file(folder: RunFolder) -> Path:
+    return _wandb_folder(folder) / "mirror.lock"

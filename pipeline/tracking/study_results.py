@@ -15,7 +15,7 @@ JOB_TYPE = "study"
 
 
 def read_results(study: Path) -> dict[str, Any] | None:
-    """summary.json; None where the study has not been analysed."""
+    """summary.json; None where the study has not been analysed. Raises ValueError when it cannot be read."""
     file = study / _SUMMARY
     return json_lines.loads(file.read_bytes()) if file.exists() else None
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import tenacity
+import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -22,8 +23,17 @@ from rich.table import Table
 from pipeline.study.records import RunConfig
 from pipeline.study.run_folder import RunFolder
 from pipeline.tracking import mirror, study_results
-from pipeline.tracking.copy_of_run import Rows, gaps, indices, indices_in_wandb, is_beginning, last_step, last_update
-from pipeline.tracking.rows import all_rows
+from pipeline.tracking.copy_of_run import (
+    Rows,
+    find_run,
+    gaps,
+    indices,
+    indices_in_wandb,
+    is_beginning,
+    last_step,
+    last_update,
+)
+from pipeline.tracking.rows import RunRows
 from pipeline.tracking.wandb_run import WandbRun, exit_code_of, summaries_of
 
 _SETTLE_S = 20.0  # W&B shows what it has received some seconds later
@@ -52,6 +62,8 @@ class SyncedRun:
     rows: list[dict[str, Any]] = field(repr=False)
     config: RunConfig
     exit_code: int
+    damaged: int
+    """Lines of its files that are no rows."""
     found: Rows | None = None
     """W&B's rows; None: W&B has no such run."""
     missing: list[str] = field(default_factory=list)
@@ -60,12 +72,6 @@ class SyncedRun:
     @property
     def files(self) -> Rows:
         return indices(self.rows)
-
-    @property
-    def wandb_path(self) -> str:
-        """Without an entity W&B takes the key owner's default one."""
-        tracking = self.config.tracking
-        return "/".join(filter(None, (tracking.get("entity"), tracking["project"], self.config.run_id)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,18 +83,28 @@ def run(arguments: argparse.Namespace) -> int:
     study: Path = arguments.study.absolute()
     try:
         folders = run_folders(study)
-        api = connect()
+        runs, failed = Sync(study, folders, connect()).run()
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except ConnectionError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    runs, failed = Sync(study, folders, api).run()
     Console().print(_table(runs))
     for text in failed:
         print(f"missing: {text}", file=sys.stderr)
     return int(bool(failed))
+
+
+def read_run(folder: RunFolder) -> SyncedRun:
+    """Raises BadInput when its configuration or its status cannot be read."""
+    reader = RunRows(folder)
+    rows = [*reader.new(), *reader.rest()]
+    try:
+        config, status = folder.read_config(), folder.read_status()
+    except (ValueError, yaml.YAMLError) as error:  # pydantic's errors among them
+        raise BadInput(f"{folder.path} cannot be read ({_first_line(error)})") from error
+    return SyncedRun(folder, rows, config, exit_code_of(status), reader.damaged)
 
 
 def run_folders(study: Path) -> list[RunFolder]:
@@ -124,7 +140,12 @@ class Sync:
         self._study = study
         self._folders = folders
         self._api = api
-        self._results = study_results.read_results(study)
+        try:
+            self._results = study_results.read_results(study)
+        except ValueError as error:
+            raise BadInput(
+                f"summary.json cannot be read ({_first_line(error)}): python -m pipeline.analyze {study} makes it again"
+            ) from error
         self._failed: list[str] = []
 
     def run(self) -> tuple[list[SyncedRun], list[str]]:
@@ -145,8 +166,9 @@ class Sync:
 
     def _one(self, folder: RunFolder, progress: Progress) -> SyncedRun:
         import wandb
+        from wandb.sdk.lib.service.service_connection import WandbApiFailedError
 
-        synced = SyncedRun(folder, all_rows(folder), folder.read_config(), exit_code_of(folder.read_status()))
+        synced = read_run(folder)
         task = progress.add_task(synced.config.run_id, total=len(synced.rows))
         try:
             if self._compare(synced):
@@ -155,26 +177,16 @@ class Sync:
             else:
                 synced.done = "was complete"
                 self._update_summary(synced)
-        except (wandb.Error, TimeoutError) as error:
+        except (wandb.Error, WandbApiFailedError, TimeoutError) as error:
             synced.missing = [f"W&B failed ({_first_line(error)})"]
+        if not synced.missing:
+            folder.tracking_error_file.unlink(missing_ok=True)  # it told what the live mirror missed
         progress.update(task, completed=len(synced.rows))
         self._failed += [f"{synced.config.run_id}: {gap}" for gap in synced.missing]
         return synced
 
-    def _found(self, synced: SyncedRun) -> Any:
-        """The run in W&B; None where it has none."""
-        from wandb.errors import CommError
-
-        self._api.flush()  # it remembers runs
-        try:
-            return self._api.run(synced.wandb_path)
-        except (CommError, ValueError) as error:
-            if "Could not find run" in str(error):
-                return None
-            raise
-
     def _compare(self, synced: SyncedRun) -> list[str]:
-        found = self._found(synced)
+        found = find_run(self._api, synced.config)
         synced.found = None if found is None else indices_in_wandb(found)
         state = "" if found is None else found.state
         synced.missing = gaps(synced.files, synced.found, synced.exit_code, state)
@@ -201,13 +213,13 @@ class Sync:
                 progress.advance(task)
             summary = {**summaries_of(synced.rows), **self._results_of(synced), "rows_sent": len(synced.rows)}
             run.finish(synced.exit_code, summary)
-        synced.done = "completed" if there else "uploaded"
+        synced.done = "completed" if there else "replaced" if synced.found else "uploaded"
 
     def _results_of(self, synced: SyncedRun) -> dict[str, Any]:
         return {} if self._results is None else study_results.of_run(self._results, synced.config.run_id)
 
     def _update_summary(self, synced: SyncedRun) -> None:
-        summary = self._found(synced).summary
+        summary = find_run(self._api, synced.config).summary
         wanted = self._results_of(synced)
         if any(summary.get(name) != value for name, value in wanted.items()):
             summary.update(wanted)
@@ -245,6 +257,6 @@ def _table(runs: list[SyncedRun]) -> Table:
             f"{len(found)} : {len(run.files)}",
             f"{last_step(found)} : {last_step(run.files)}",
             f"{last_update(found)} : {last_update(run.files)}",
-            "; ".join(run.missing) or run.done,
+            "; ".join(run.missing) or run.done + (f", {run.damaged} damaged lines left out" if run.damaged else ""),
         )
     return table

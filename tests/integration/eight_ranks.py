@@ -60,7 +60,7 @@ def shards_of(rank: int, optim: dict[str, Any]) -> dict[str, Any]:
     ddp = DistributedDataParallelConfig(
         use_distributed_optimizer=True, grad_reduce_in_fp32=optim.get("main_grads_dtype") != "bf16"
     )
-    chunks = [
+    chunks: list[Any] = [
         DistributedDataParallel(config, ddp, Float16Module(config, model), disable_bucketing=stage > 0)
         for stage in range(VPP)
         for config, model in [model_chunk(stage)]

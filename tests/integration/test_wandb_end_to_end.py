@@ -88,7 +88,7 @@ def test_an_online_sweep_arrives_and_leaves_the_key_nowhere(server: WandbStandIn
     assert_same_rows(run.history, all_rows(sweep.folder))
     assert len(run.history) == 2 * (4 + 1)
     assert run.values("environment")["packages"]["verl"] == "0.9.1"
-    assert not (sweep.folder.path / "tracking_error.json").exists()
+    assert not sweep.folder.tracking_error_file.exists()
     assert files_with_the_key(tmp_path) == []
     assert all(API_KEY.encode() not in content for run in server.runs.values() for content in run.files.values())
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from offline_run import history_of
 from study_folders import append_step, assert_same_rows, end_run, make_run, until
 from wandb_stand_in import API_KEY, WandbStandIn, dead_address
 
@@ -44,13 +45,13 @@ def train(folder: RunFolder, steps: int = 3, finish_timeout_s: float = 20.0) -> 
 
 
 def tracking_error(folder: RunFolder) -> dict[str, object]:
-    return json.loads((folder.path / "tracking_error.json").read_text())
+    return json.loads(folder.tracking_error_file.read_text())
 
 
 def test_a_run_arrives_complete(server: WandbStandIn, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "my_study", arm="pao")
     train(folder)
-    assert not (folder.path / "tracking_error.json").exists()
+    assert not folder.tracking_error_file.exists()
     (run,) = server.runs.values()
     assert run.name == run.display_name == folder.path.name == "grpo-tiny-pao-s1"
     assert (run.project, run.group, run.job_type) == ("test-project", "my_study/grpo-tiny-s1", "pao")
@@ -89,14 +90,16 @@ def test_offline_needs_no_server_and_no_key(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     folder = make_run(tmp_path / "study", mode="offline")
     train(folder)
-    assert not (folder.path / "tracking_error.json").exists()
-    assert len(list(folder.path.glob("wandb/offline-run-*/run-*.wandb"))) == 1
+    assert not folder.tracking_error_file.exists()
+    (file,) = folder.path.glob("wandb/offline-run-*/run-*.wandb")
+    assert_same_rows(history_of(file), all_rows(folder))
 
 
 TRAINER = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
+from offline_run import history_of
 from study_folders import append_step, append_update
 from pipeline.callbacks.wandb_monitor import WandbMonitor
 from pipeline.study.run_folder import RunFolder
@@ -153,7 +156,7 @@ def test_trouble_that_passes_costs_nothing(
     server.disturb(matches, **how)
     folder = make_run(tmp_path / "study")
     assert train(folder) < 0.01
-    assert not (folder.path / "tracking_error.json").exists()
+    assert not folder.tracking_error_file.exists()
     (run,) = server.runs.values()
     assert [row["_step"] for row in run.history] == list(range(9)), "each row once"
     assert (run.state, run.exit_code) == ("finished", 0)
@@ -194,6 +197,13 @@ def test_a_network_that_dies_later_is_told(server: WandbStandIn, tmp_path: Path)
     assert tracking_error(folder)["rows_written"] == 6
 
 
+def test_rows_that_w_and_b_refuses_are_told(server: WandbStandIn, tmp_path: Path) -> None:
+    server.disturb("file_stream", status=403)  # the client stops sending, and its finish is a success
+    folder = make_run(tmp_path / "study")
+    train(folder)
+    assert "0 of 9 rows" in str(tracking_error(folder)["error"])
+
+
 def test_an_outage_at_the_start_is_made_up_for(server: WandbStandIn, tmp_path: Path) -> None:
     server.disturb("UpsertBucket", status=503)
     folder = make_run(tmp_path / "study")
@@ -219,5 +229,5 @@ def test_a_wrong_key_is_told_at_once(
     folder = make_run(tmp_path / "study")
     assert train(folder) < 0.01
     assert not server.runs
-    assert tracking_error(folder)["rows_sent"] == 0
+    assert (tracking_error(folder)["rows_written"], tracking_error(folder)["rows_sent"]) == (9, 0)
     assert str(key) not in json.dumps(tracking_error(folder)) or key is None

@@ -110,6 +110,7 @@ def test_a_gap_of_a_live_run_is_filled(server: WandbStandIn, tmp_path: Path, mon
     assert (run.state, run.exit_code) == ("finished", 0)
     assert run.summary["update/liveness"] == {"min": 0.51}, "over all rows, not those that were added"
     assert len(server.runs) == 1
+    assert not folder.tracking_error_file.exists()
 
 
 def test_an_earlier_attempts_rows_are_replaced(server: WandbStandIn, tmp_path: Path) -> None:
@@ -151,6 +152,24 @@ def test_what_w_and_b_does_not_take_is_missing(server: WandbStandIn, tmp_path: P
     server.calm()
     assert sync(tmp_path / "study", server).returncode == 0
     assert_complete(server, folder)
+
+
+def test_an_outage_that_stays_is_told_without_a_traceback(server: WandbStandIn, tmp_path: Path) -> None:
+    folder = finished_run(tmp_path / "study")
+    server.disturb("graphql Run", status=404)  # the first question after the log-in; the client does not ask again
+    done = sync(tmp_path / "study", server)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"missing: {folder.path.name}: W&B failed" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_damaged_configuration_is_told_in_one_line(server: WandbStandIn, tmp_path: Path) -> None:
+    folder = finished_run(tmp_path / "study")
+    folder.config_file.write_text("study_name: [")
+    done = sync(tmp_path / "study", server)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"error: {folder.path} cannot be read" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def analysed(study: Path, run_id: str) -> None:

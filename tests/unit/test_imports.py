@@ -44,6 +44,13 @@ def test_study_and_analysis_need_no_training_packages(package: str) -> None:
     assert imported, f"{package} has no modules"
 
 
+def test_without_w_and_b_training_and_tracking_import_as_well() -> None:
+    """With tracking=disabled nothing touches wandb: whoever needs it imports it in a function."""
+    imported = import_without("torch,ray,wandb,verl", "pipeline.tracking", "pipeline.dashboard")
+    assert "pipeline.tracking.mirror_process" in imported
+    import_without("wandb", "pipeline.callbacks.wandb_monitor")
+
+
 def test_launching_needs_neither_torch_nor_verl() -> None:
     imported = import_without("torch,verl,megatron,transformers", "pipeline.launch", "pipeline.sweep")
     assert "pipeline.launch.jobs" in imported

@@ -39,6 +39,7 @@ def test_masters_agree_until_the_first_rank_differs(make_run: MakeRun) -> None:
     off = {"weights_off_nearest": [2.0, 1.0, 0.0, 1.0, 7.0, 7.0], "weights_off_at_ties": [2.0, 1.0, 0.0, 0.0, 7.0, 7.0]}
     pao = run_with(make_run, "pao", rows([1, 2, 3, 4, 5, 99], **off))
     found = compare_masters(pair_of(baseline, pao))
+    assert found is not None
     assert found == MastersComparison(compared_updates=3, same_updates=2, weights=40, differing=4, at_ties=3)
     assert found.ties_share == 0.75
     sentence = _masters_sentence(compare_exactly([pair_of(baseline, pao)], []).masters)
@@ -52,6 +53,7 @@ def test_masters_that_never_agree(make_run: MakeRun) -> None:
     found = compare_masters(
         pair_of(run_with(make_run, "baseline", rows([1, 2])), run_with(make_run, "pao", rows([1, 3])))
     )
+    assert found is not None
     assert found == MastersComparison(compared_updates=1, same_updates=0, weights=0, differing=0, at_ties=0)
     assert found.ties_share is None
     assert "differ after the first optimizer step" in _masters_sentence(found)
