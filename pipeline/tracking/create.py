@@ -61,6 +61,7 @@ def _study(folder: Path, runs: list[RunFolder], results: dict[str, Any], own_ent
 
 def _build(study: StudyInWandb, server: str) -> int:
     import wandb
+    from wandb.sdk.lib.service.service_connection import WandbApiFailedError
 
     from pipeline.tracking.workspace import build_workspace
     from pipeline.tracking.written_report import build_report, upload_figures
@@ -84,7 +85,7 @@ def _build(study: StudyInWandb, server: str) -> int:
         report.save()
         memory["report"] = {"id": report.id, "url": report.url}
         _remember(file, memory)
-    except (wandb.Error, TimeoutError) as error:
+    except (wandb.Error, WandbApiFailedError, TimeoutError) as error:
         told = f"{type(error).__name__}: {error}".splitlines()[0]
         hint = f" (if the view or the report was deleted in W&B, remove {file})" if file.exists() else ""
         print(f"error: W&B failed: {told}{hint}", file=sys.stderr)
