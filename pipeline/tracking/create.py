@@ -68,9 +68,9 @@ def _build(study: StudyInWandb, server: str) -> int:
 
     place = {"server": server, "entity": study.entity, "project": study.project}
     file = study.folder / _MEMORY
-    memory = json_lines.loads(file.read_bytes()) if file.exists() else {}
+    memory: dict[str, Any] = json_lines.loads(file.read_bytes()) if file.exists() else {}
     if {name: memory.get(name) for name in place} != place:
-        memory = place
+        memory = dict(place)
     try:
         view = build_workspace(study)
         if former := memory.get("workspace"):

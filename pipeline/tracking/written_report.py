@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import wandb_workspaces.reports.v2 as wr
+import wandb_workspaces.reports.v2.interface as wr
 from wandb_workspaces import expr
 
 from pipeline.tracking.study_in_wandb import StudyInWandb

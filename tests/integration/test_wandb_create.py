@@ -44,7 +44,8 @@ def write_runs(folder: Path, *runs: dict[str, Any]) -> None:
 
 @pytest.fixture
 def server() -> Iterator[WandbWithViews]:
-    with WandbWithViews() as running:
+    running = WandbWithViews()
+    with running:
         yield running
 
 
