@@ -31,13 +31,13 @@ def load_recorder() -> Any:
 
 recorder = load_recorder()
 
-# Largest difference of masters after up to 20 steps, in units in the last place of max(|start|, |master|, lr): twice
-# what errors of one unit in every reciprocal and square root make.
-MOST_ULPS = dict.fromkeys(recorder.CASES, 12.0) | {
-    "fp32, low lr": 2.0,
-    "remainders, low lr": 2.0,
-    "bf16 moments, low lr": 2.0,
-    "fp32, no bias correction": 32.0,
+# Largest difference of masters from TransformerEngine 2.12 on an H200 after up to 20 steps, as measured, in units in the
+# last place of max(|start|, |master|, lr): what the GPU's approximate reciprocal and square root leave. The moments are
+# bit-equal.
+MOST_ULPS = dict.fromkeys(recorder.CASES, 4.5) | {
+    "fp32, low lr": 1.0,
+    "remainders, low lr": 1.0,
+    "bf16 moments, low lr": 1.0,
 }
 # L2 regularisation puts the parameters, and so their last places, into the moments.
 MOMENTS_FOLLOW_MASTERS = {"fp32, L2"}
