@@ -31,7 +31,7 @@ def load_recorder() -> Any:
 
 recorder = load_recorder()
 
-# Largest difference of masters from TransformerEngine 2.12 on an H200 after up to 20 steps, as measured, in units in the
+# Largest difference of masters from TransformerEngine 2.12 on an H200 in up to 20 steps, as measured, in units in the
 # last place of max(|start|, |master|, lr): what the GPU's approximate reciprocal and square root leave. The moments are
 # bit-equal.
 MOST_ULPS = dict.fromkeys(recorder.CASES, 4.5) | {
