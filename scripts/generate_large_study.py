@@ -273,6 +273,7 @@ def update_rows(run: MadeUpRun) -> Iterator[dict[str, Any]]:
                 "rank": rank,
                 "lr": run.lr,
                 "time_forward_backward_s": 0.5,
+                "time_observer_s": 0.01,
                 "time_optimizer_step_s": slower * (0.01 + 0.0005 * abs(noise[0][update])),
                 f"{source}_peak_before_update_gib": held + 0.1,
                 f"{source}_peak_forward_backward_gib": held + 0.8,

@@ -1,4 +1,4 @@
-"""What a saving costs in time: ratios of medians, treatment over baseline, of the same pair."""
+"""What a saving costs in time: ratios of medians, treatment over baseline, of the same pair; what observing costs."""
 
 from dataclasses import dataclass
 
@@ -44,9 +44,34 @@ def step_ratio(pairs: list[Pair]) -> TimeRatio | None:
     return _ratio([(_step_seconds(pair.baseline), _step_seconds(pair.treatment)) for pair in pairs])
 
 
+@dataclass(frozen=True)
+class ObserverTime:
+    """What the observers took by their own clock, on the slowest rank, the first step left out."""
+
+    per_update_s: float
+    """Median over the optimizer steps of all runs."""
+    share: float
+    """Of the training steps' whole time."""
+
+
+def observer_time(runs: list[Run]) -> ObserverTime | None:
+    """None where no run recorded it and the time of its steps."""
+    measured = [(_slowest(run, "time_observer_s"), _step_seconds(run)) for run in runs]
+    measured = [(own, whole) for own, whole in measured if len(own) and len(whole)]
+    if not measured:
+        return None
+    own, whole = (np.concatenate(side) for side in zip(*measured, strict=True))
+    return ObserverTime(per_update_s=float(np.median(own)), share=float(own.sum() / whole.sum()))
+
+
 def _optimizer_seconds(run: Run) -> FloatArray:
-    times = run.updates.column("time_optimizer_step_s")
-    kept = np.isfinite(times) & (run.updates.step > 1)  # the first step allocates and warms up
+    return _slowest(run, "time_optimizer_step_s")
+
+
+def _slowest(run: Run, column: str) -> FloatArray:
+    """Seconds of each update on its slowest rank; the first step allocates and warms up, so it is left out."""
+    times = run.updates.column(column)
+    kept = np.isfinite(times) & (run.updates.step > 1)
     updates = run.updates.column("update")[kept]
     order, position = np.unique(updates, return_inverse=True)
     slowest = np.zeros(len(order))

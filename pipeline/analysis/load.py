@@ -44,6 +44,8 @@ _UPDATE_FIELDS = frozenset(
         "kl_loss",
         "time_forward_backward_s",
         "time_optimizer_step_s",
+        "time_observer_s",
+        "optimizer_step_succeeded",
         "masters",
         "masters_digest",
         "weights_off_nearest",

@@ -18,7 +18,9 @@ def recorded_environment(study: Study) -> Environment | None:
 
 
 def reproduce_command(study: Study) -> str:
-    """The sweep that makes this study again, from the overrides that each run recorded."""
+    """What makes this study again: the sweep, from the overrides that each run recorded, or the runs' own commands."""
+    if commands := dict.fromkeys(run.config.command for run in study.runs if run.config.command):
+        return "\n".join(commands)
     values = {"arm": study.arms, "seed": [str(seed) for seed in sorted({run.seed for run in study.runs})]}
     for key, value in (_split(override) for run in study.runs for override in run.overrides):
         if key not in ("arm", "seed") and value not in values.setdefault(key, []):

@@ -7,6 +7,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pipeline.analysis.conclusions import Conclusions
+from pipeline.analysis.cost import observer_time
 from pipeline.analysis.diagnosis import ALIVE
 from pipeline.analysis.figures import Picture
 from pipeline.analysis.load import BASELINE, Study
@@ -100,12 +101,21 @@ def _context(conclusions: Conclusions) -> dict[str, Any]:
         "gates": _gates(conclusions),
         "difference_table": difference_table(conclusions) + _growth(conclusions),
         "cost_table": cost_table(conclusions),
+        "observing": _observing(study),
         "left_out": short_list(list(_left_out(conclusions)), 16),
         "command": reproduce_command(study),
         "environment": environment_in_words(study),
         "overrides": settings_by_arm(study),
         "not_shown": list(_not_shown(conclusions)),
     }
+
+
+def _observing(study: Study) -> str:
+    found = observer_time(study.runs)
+    if found is None:
+        return ""
+    told = f"{1e3 * found.per_update_s:.3g} ms per optimizer step, {100 * found.share:.2g} % of the step time"
+    return f"Observing took {told} (the observers' own clock, slowest rank, first step left out)."
 
 
 def _answer(conclusions: Conclusions) -> str:

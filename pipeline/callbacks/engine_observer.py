@@ -1,10 +1,12 @@
 """What one rank observes of its Megatron engine, written to the run folder as it happens.
 
-One row per optimizer step (liveness, grad_norm, lr, policy drift, times, memory by phase) and, after the first one,
-this rank's part of the ledger.
+One row per optimizer step (liveness, grad_norm, lr, policy drift, times, memory by phase, what observing took) and,
+after the first one, this rank's part of the ledger.
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,6 +37,7 @@ class EngineObserver:
         self._step = 1
         self._mini_batch = 0
         self._row: dict[str, Any] = {}
+        self._own_s = 0.0  # what observing took since the last row
 
     @property
     def step(self) -> int:
@@ -48,24 +51,30 @@ class EngineObserver:
 
     def begin_update(self) -> None:
         self._update += 1
-        self._memory.begin_update()
-        self._row = {
-            "step": self._step,
-            "update": self._update,
-            "mini_batch": self._mini_batch,
-            "rank": self._rank,
-            "lr": float(self._engine.optimizer.param_groups[0]["lr"]),
-        }
+        with self._own_time():
+            self._memory.begin_update()
+            self._row = {
+                "step": self._step,
+                "update": self._update,
+                "mini_batch": self._mini_batch,
+                "rank": self._rank,
+                "lr": float(self._engine.optimizer.param_groups[0]["lr"]),
+            }
         self._started = self._now()
 
     def begin_optimizer_step(self) -> None:
         self._row["time_forward_backward_s"] = self._now() - self._started
-        self._memory.begin_optimizer_step()
-        self._liveness.before_step()
+        with self._own_time():
+            self._memory.begin_optimizer_step()
+            self._liveness.before_step()
         self._started = self._now()
 
     def end_optimizer_step(self, grad_norm: Any) -> None:
         self._row["time_optimizer_step_s"] = self._now() - self._started
+        with self._own_time():
+            self._observe_step(grad_norm)
+
+    def _observe_step(self, grad_norm: Any) -> None:
         # Before the comparison below, which needs memory of its own.
         self._row.update(self._memory.end_optimizer_step())
         found = self._liveness.after_step()
@@ -84,12 +93,21 @@ class EngineObserver:
 
     def end_update(self, metrics: dict[str, Any], last_of_step: bool) -> None:
         """Write the row. `metrics` is what verl's engine returned (empty on ranks without outputs)."""
-        self._row.update(mini_batch_drift(metrics))
-        json_lines.append_row(self._folder.updates_file, self._row)
-        if self._update == 1:
-            self._write_ledger()
+        # Writing this row counts to the next one.
+        self._row["time_observer_s"], self._own_s = self._own_s, 0.0
+        with self._own_time():
+            self._row.update(mini_batch_drift(metrics))
+            json_lines.append_row(self._folder.updates_file, self._row)
+            if self._update == 1:
+                self._write_ledger()
         self._mini_batch = 0 if last_of_step else self._mini_batch + 1
         self._step += int(last_of_step)
+
+    @contextmanager
+    def _own_time(self) -> Iterator[None]:
+        started = self._now()
+        yield
+        self._own_s += self._now() - started
 
     def _now(self) -> float:
         if self._device == "cuda":

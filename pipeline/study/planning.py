@@ -14,6 +14,7 @@ ARM_AND_SEED = ("arm", "seed")
 
 # Where a run took place and where its metrics were mirrored: a run that succeeded stays valid when these change.
 _OF_NO_INFLUENCE = (
+    "command",
     "tracking",
     "cluster.address",
     "cluster.dashboard_port",
@@ -41,11 +42,14 @@ class PlannedRun:
         return self.config.arm["name"]
 
 
-def planned_run(composed: Mapping[str, Any], swept: Mapping[str, Any], overrides: Sequence[str]) -> PlannedRun:
+def planned_run(
+    composed: Mapping[str, Any], swept: Mapping[str, Any], overrides: Sequence[str], command: str | None = None
+) -> PlannedRun:
     """Turn a composed and resolved configuration (conf/sweep.yaml) into a run.
 
     composed: has study_name, seed, arm, recipe, cluster, tracking and gates.
     swept: swept keys other than arm and seed, with this run's values.
+    command: what makes the run again, where that is not a sweep with `overrides`.
     """
     seed, prefix = composed["seed"], composed["recipe"]["run_prefix"]
     config = RunConfig(
@@ -60,6 +64,7 @@ def planned_run(composed: Mapping[str, Any], swept: Mapping[str, Any], overrides
         tracking=composed["tracking"],
         gates=composed["gates"],
         gates_hash=gates_hash(composed["gates"]),
+        command=command,
     )
     return PlannedRun(config, tuple(overrides))
 

@@ -35,6 +35,8 @@ class RunConfig(Record):
     gates: dict[str, Any]
     gates_hash: str
     """SHA-256 of the gates as they stood when the run was launched."""
+    command: str | None = None
+    """What makes this run again, where that is not `python -m pipeline.sweep` with its overrides."""
 
 
 class LedgerEntry(Record):
@@ -104,7 +106,7 @@ class Environment(Record):
     python: str
     packages: dict[str, str]
     git: dict[str, Any]
-    """commit and dirty, where the project is a git checkout."""
+    """commit and dirty, where the project is a git checkout; commit alone where the environment tells it."""
     hardware: dict[str, Any]
     """processor, cores, memory_gib, gpus: [{name, memory_gib}]."""
     stand_ins: list[str]

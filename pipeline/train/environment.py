@@ -1,5 +1,6 @@
 """What a run ran on: versions, git state, hardware, stand-ins."""
 
+import os
 import platform
 import subprocess
 from importlib import metadata
@@ -9,6 +10,9 @@ from typing import Any, Literal, cast
 import psutil
 
 from pipeline.study.records import Environment
+
+COMMIT_VARIABLE = "PIPELINE_COMMIT"
+"""Tells the project's commit where its copy is no git checkout: on a host that it was copied to."""
 
 _PACKAGES = (
     "verl",
@@ -40,7 +44,7 @@ def find_environment(verl_platform: str) -> Environment:
         platform=cast(Literal["cpu", "cuda"], "cpu" if on_cpu else "cuda"),
         python=platform.python_version(),
         packages={name: version for name in _PACKAGES if (version := _version(name))},
-        git=_git_state(Path(__file__).parents[2]),
+        git=git_state(Path(__file__).parents[2]),
         hardware={
             "processor": _processor(),
             "cores": psutil.cpu_count(),
@@ -58,7 +62,9 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git_state(checkout: Path) -> dict[str, Any]:
+def git_state(checkout: Path) -> dict[str, Any]:
+    """commit and dirty of the checkout; where it is none, commit as COMMIT_VARIABLE tells it, or nothing."""
+
     def git(*arguments: str) -> str:
         return subprocess.run(
             ["git", "-C", str(checkout), *arguments], capture_output=True, text=True, check=True
@@ -67,7 +73,9 @@ def _git_state(checkout: Path) -> dict[str, Any]:
     try:
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.CalledProcessError):
-        return {}  # not a checkout (an installed copy), or no git
+        # Not a checkout (a copy on a host without a network), or no git.
+        commit = os.environ.get(COMMIT_VARIABLE)
+        return {"commit": commit} if commit else {}
 
 
 def _processor() -> str:

@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     return int(any(state != "succeeded" for state in states))
 
 
-def _options(arguments: list[str] | None) -> argparse.Namespace:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.train.optimizer_probe",
         description=__doc__,
@@ -77,6 +77,11 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         action="store_true",
         help="the study compares releases of megatron-core: note the one that is installed as a swept value",
     )
+    return parser
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = _parser()
     options = parser.parse_args(arguments)
     if options.device == "cpu" and options.shape != "tiny":
         parser.error(f"--shape {options.shape} needs a GPU: with --device cpu give --shape tiny")
@@ -100,7 +105,21 @@ def _planned(options: argparse.Namespace, arm: str) -> PlannedRun:
         "tracking=disabled",
     ]
     swept = {"megatron_core": metadata.version("megatron-core")} if options.compare_megatron_core else {}
-    return planned_run({**compose_sweep(overrides), "recipe": _recipe(options)}, swept, overrides)
+    composed = {**compose_sweep(overrides), "recipe": _recipe(options)}
+    return planned_run(composed, swept, overrides, command=_command(options))
+
+
+def _command(options: argparse.Namespace) -> str:
+    """This program with what shapes the result: neither where it is written nor how long it may take."""
+    told = [f"--study {options.study}", f"--shape {options.shape}", f"--arms {options.arms}"]
+    told += [
+        f"--{name} {value}"
+        for name in ("seed", "steps", "lr", "device")
+        if (value := getattr(options, name)) != _parser().get_default(name)
+    ]
+    if options.compare_megatron_core:
+        told.append("--compare-megatron-core")
+    return " ".join(["python -m pipeline.train.optimizer_probe", *told])
 
 
 def _recipe(options: argparse.Namespace) -> dict[str, Any]:
@@ -132,7 +151,7 @@ def _run(run: PlannedRun, study: Path, timeout_s: float) -> str:
     attempt = _set_aside(folder, study)
     folder.path.mkdir(parents=True)
     folder.config_file.write_text(yaml.safe_dump(run.config.model_dump(mode="json"), sort_keys=False))
-    folder.overrides_file.write_text(yaml.safe_dump([*run.overrides, f"# {' '.join(sys.argv)}"]))
+    folder.overrides_file.write_text(yaml.safe_dump(list(run.overrides)))
     started_at = time.time()
     code = _work(folder, run, timeout_s)
     failure = None if code == 0 else _failure(folder, code, timeout_s)

@@ -14,11 +14,12 @@
 #   memory      h200-qwen2-7b-memory: Qwen2-7B's shape, each arm that fits
 #   grpo1       h200-sgl-megatron: the GRPO run of each arm, seed 1
 #   tests       tests/gpu
+#   grpo2       seed 2 of baseline and pao
 #   memory24    h200-qwen2-7b-24-layers-memory: where bf16 moments fit
-#   grpo2       seed 2
+#   grpo2b      seed 2 of the arms with bf16 moments
 #
-# Environment: STACK (what unpack.sh made), RESULTS, OUT (packed results; default RESULTS/packed). The host's python3
-# must be the one that has torch.
+# Environment: STACK (what unpack.sh made), RESULTS, OUT (packed results; default RESULTS/packed), PIPELINE_COMMIT (the
+# project's commit, for the reports, where its copy has no .git). The host's python3 must be the one that has torch.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -28,9 +29,8 @@ RESULTS=${RESULTS:-/tmp/gpu/results}
 OUT=${OUT:-$RESULTS/packed}
 DONE=$RESULTS/.done
 LOGS=$RESULTS/logs
-PARTS=(vectors dead memory grpo1 tests memory24 grpo2)
+PARTS=(vectors dead memory grpo1 tests grpo2 memory24 grpo2b)
 GRPO_STUDY=h200-sgl-megatron
-GRPO_ARMS=(baseline pao pao_bf16_moments pao_bf16_all)
 
 mkdir -p "$RESULTS" "$DONE" "$LOGS" "$OUT"
 cd "$project" || exit 1
@@ -94,23 +94,18 @@ part_memory24() {
 
 part_tests() { once 0 tests limited 300 tests python3 -m pytest -q -m gpu tests/gpu; }
 
-# One sweep per arm, so that a limit costs one run at most; none after one that failed, for all would fail alike.
+# A sweep that is stopped or runs into its limit keeps the runs that had ended, and goes on with the others next time.
 grpo() {
-    local seed=$1 arm
-    shift
+    local limit=$1 name=$2 arms=$3 seed=$4
     wait_for_preparation
-    for arm in "$@"; do
-        once 0 "grpo-$arm-s$seed" limited 480 "grpo-$arm-s$seed" python3 -m pipeline.sweep recipe=qwen2_tiny_1gpu \
-            cluster=one_gpu study_name="$GRPO_STUDY" results_dir="$RESULTS" arm="$arm" seed="$seed" || return
-    done
+    once 0 "$name" limited "$limit" "$name" python3 -m pipeline.sweep recipe=qwen2_tiny_1gpu cluster=one_gpu \
+        study_name="$GRPO_STUDY" results_dir="$RESULTS" arm="$arms" seed="$seed"
 }
 
-part_grpo1() { grpo 1 "${GRPO_ARMS[@]}"; }
-part_grpo2() {  # in reverse order, so that slow drift of the machine falls on all arms alike
-    local arms
-    mapfile -t arms < <(printf '%s\n' "${GRPO_ARMS[@]}" | tac)
-    grpo 2 "${arms[@]}"
-}
+# Seed 2 in reverse order, so that slow drift of the machine falls on all arms alike.
+part_grpo1() { grpo 1500 grpo1 baseline,pao,pao_bf16_moments,pao_bf16_all 1; }
+part_grpo2() { grpo 900 grpo2 pao,baseline 2; }
+part_grpo2b() { grpo 900 grpo2b pao_bf16_all,pao_bf16_moments 2; }
 
 # While the GPU is busy with the first parts: compile the stack's Python, make the tiny model and its task.
 prepare() {

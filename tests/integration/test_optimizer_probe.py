@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.analysis.conclusions import Conclusions, conclude
 from pipeline.analysis.pairs import load_study
+from pipeline.analysis.provenance import reproduce_command
 from pipeline.study import json_lines
 from pipeline.train import optimizer_probe
 from pipeline.train.probe_shapes import SHAPES
@@ -80,6 +81,20 @@ def test_times_and_bytes_are_written(study: Path) -> None:
         overhead = json_lines.loads((run / "probe_overhead.json").read_bytes())
         assert len(overhead["with_observer_s"]) == len(overhead["without_s"]) == overhead["pairs"]
     assert len((study / "optimizer_steps.md").read_text().splitlines()) == 4 + len(ARMS) + 3
+
+
+def test_the_report_tells_its_own_command(conclusions: Conclusions) -> None:
+    expected = (
+        "python -m pipeline.train.optimizer_probe --study probe --shape tiny"
+        f" --arms {','.join(ARMS)} --steps 2 --lr 0.0001 --device cpu"
+    )
+    assert reproduce_command(conclusions.study) == expected
+
+
+def test_what_observing_took_is_in_every_row(conclusions: Conclusions) -> None:
+    for run in conclusions.study.runs:
+        assert (run.updates.column("time_observer_s") > 0).all(), run.id
+        assert not run.notes, run.id
 
 
 def test_bytes_to_move(conclusions: Conclusions) -> None:

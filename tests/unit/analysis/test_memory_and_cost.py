@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.analysis.cost import optimizer_step_ratio, step_ratio
+from pipeline.analysis.conclusions import conclude
+from pipeline.analysis.cost import observer_time, optimizer_step_ratio, step_ratio
 from pipeline.analysis.load import Study
 from pipeline.analysis.memory import memory_differences, run_memory
+from pipeline.analysis.report import render_report
 
 MakeStudy = Callable[..., Study]
 Row = dict[str, Any]
@@ -93,6 +95,24 @@ def test_the_slowest_rank_counts(made_up: MakeStudy) -> None:
     ratio = optimizer_step_ratio(study.pairs)
     assert ratio is not None
     assert ratio.treatment_s == pytest.approx(0.4)
+
+
+def test_what_observing_took(made_up: MakeStudy) -> None:
+    def not_timed(row: Row) -> None:
+        del row["time_observer_s"]
+
+    assert observer_time(made_up({"arm": "baseline", "edit_update": not_timed}).runs) is None
+
+    def timed(row: Row) -> None:
+        row["time_observer_s"] = (1 if row["step"] == 1 else 0.01) * (1 + row["rank"])
+
+    study = made_up({"arm": "pao", "dp": 2, "steps": 5, "updates_per_step": 2, "edit_update": timed})
+    whole = [run.metric("timing_s/step")[1:].sum() for run in study.runs if run.arm == "pao"]
+    found = observer_time(study.runs)
+    assert found is not None
+    assert found.per_update_s == pytest.approx(0.02)
+    assert found.share == pytest.approx(4 * 2 * 0.02 / whole[0])
+    assert "Observing took 20 ms per optimizer step" in render_report(conclude(study), [])
 
 
 def test_no_times_no_ratio(made_up: MakeStudy) -> None:

@@ -1,0 +1,33 @@
+"""What env.json says of the project's commit."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pipeline.train.environment import COMMIT_VARIABLE, git_state
+
+
+def test_a_checkout_speaks_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COMMIT_VARIABLE, "told")
+
+    def git(*arguments: str) -> str:
+        name = ("-c", "user.name=n", "-c", "user.email=e@example.invalid")
+        done = subprocess.run(
+            ["git", "-C", str(tmp_path), *name, *arguments], check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    git("init")
+    git("commit", "--allow-empty", "--message", "first")
+    commit = git("rev-parse", "HEAD")
+    assert git_state(tmp_path) == {"commit": commit, "dirty": False}
+    (tmp_path / "new").touch()
+    assert git_state(tmp_path) == {"commit": commit, "dirty": True}
+
+
+def test_where_there_is_no_checkout_the_environment_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(COMMIT_VARIABLE, raising=False)
+    assert git_state(tmp_path) == {}
+    monkeypatch.setenv(COMMIT_VARIABLE, "0123abc")
+    assert git_state(tmp_path) == {"commit": "0123abc"}
