@@ -226,7 +226,7 @@ def table_of(study: Path) -> str:
         "ratio",
         "copy bandwidth, TB/s",
         "observer per update, ms",
-        "observer's memory, MiB: kept / while comparing",
+        "observer's memory, MiB: kept / at most",
     )
     rows = [_table_row(run) for run in runs]
     lines = [f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *((*row, *[""] * 8)[:9] for row in rows))]
@@ -239,7 +239,7 @@ def _table_row(run: Path) -> list[str]:
         status = RunFolder(run).read_status()
         return [run.name, "not ended" if status is None else f"{status.state}: {status.reason[:120]}"]
     speed, overhead = (json_lines.loads(file.read_bytes()) for file in files)
-    memory = [overhead.get(f"memory_{name}_mib") for name in ("kept", "on_top_while_comparing")]
+    memory = [overhead.get(f"memory_{name}_mib") for name in ("kept", "at_most")]
     return [
         run.name,
         f"{speed['parameters']:,}",

@@ -209,7 +209,7 @@ def write_bandwidth(folder: RunFolder, engine: BareEngine, bandwidth: float, par
 def write_overhead(folder: RunFolder, engine: BareEngine, task: Task) -> None:
     """Updates with and without the observer, in turn, on one mini-batch; the observer writes to a folder of its own.
 
-    Memory: what the observer keeps, and the most that it takes on top while it compares. (On a GPU; RSS is too coarse.)
+    Memory: what the observer keeps, and the most that it has, while it compares. (On a GPU; RSS is too coarse.)
     """
     batch, *_ = task.of_step(0)
     (old,) = old_log_probabilities(engine, [batch])
@@ -232,7 +232,7 @@ def write_overhead(folder: RunFolder, engine: BareEngine, task: Task) -> None:
         "without_s": without,
     }
     if task.device == "cuda":
-        content |= {"memory_kept_mib": kept / 2**20, "memory_on_top_while_comparing_mib": on_top / 2**20}
+        content |= {"memory_kept_mib": kept / 2**20, "memory_at_most_mib": (kept + on_top) / 2**20}
     write_atomically(folder.path / OVERHEAD_FILE, json_lines.dumps(content, indent=True))
 
 
