@@ -1,9 +1,14 @@
-"""Both probes see exactly what changed."""
+"""Both probes see exactly what changed, and the GPU's takes little memory."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
 
 from pipeline.callbacks.liveness import ChecksumsAndSample, EveryElement
 
@@ -67,3 +72,24 @@ def test_share_of_the_sample_is_exact_where_all_elements_fit_into_it() -> None:
     probe = ChecksumsAndSample(parameters)
     parameters[1][:1000].neg_()
     assert probe.after_step().elements_changed == 1000
+
+
+def test_the_gpu_probe_takes_less_than_64_mib_at_any_size() -> None:
+    """On the host, where torch sums with the same copies as on a GPU: sizes from where buffers stop growing."""
+    parameters = [torch.zeros(2**22 - 7, dtype=torch.bfloat16), torch.zeros(2**23 + 7, dtype=torch.bfloat16)]
+    probe = ChecksumsAndSample(parameters)
+    held = [value for value in vars(probe).values() if isinstance(value, torch.Tensor)]
+    kept = sum(tensor.nbytes for tensor in held) / 2**20
+    assert kept == pytest.approx(40, abs=0.1)
+    assert kept + peak_mib(probe.after_step) < 56
+
+
+def peak_mib(action: Callable[[], object]) -> float:
+    """The most that `action` holds of torch's host memory."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        action()
+    assert recorded.profiler is not None
+    assert recorded.profiler.kineto_results is not None
+    events: list[Any] = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(itertools.accumulate(sizes)) / 2**20
