@@ -1,5 +1,6 @@
 """What a saving costs in time: ratios of medians, treatment over baseline, of the same pair; what observing costs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,14 +35,23 @@ class TimeRatio:
         return f"{self.ratio:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
+def on_two_machines(pair: Pair) -> bool:
+    """Known to be so: such a pair's times say more of the machines than of the arm, so they are left out."""
+    one, other = (
+        None if run.environment is None else run.environment.hardware.get("machine")
+        for run in (pair.baseline, pair.treatment)
+    )
+    return None not in (one, other) and one != other
+
+
 def optimizer_step_ratio(pairs: list[Pair]) -> TimeRatio | None:
     """Time of the optimizer step, the slowest rank of each. None when no pair has it on both sides."""
-    return _ratio([(_optimizer_seconds(pair.baseline), _optimizer_seconds(pair.treatment)) for pair in pairs])
+    return _ratio(pairs, _optimizer_seconds)
 
 
 def step_ratio(pairs: list[Pair]) -> TimeRatio | None:
     """Time of the whole training step (verl's timing_s/step)."""
-    return _ratio([(_step_seconds(pair.baseline), _step_seconds(pair.treatment)) for pair in pairs])
+    return _ratio(pairs, _step_seconds)
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,8 @@ def _step_seconds(run: Run) -> FloatArray:
     return times[np.isfinite(times) & (times > 0) & (run.steps.step > 1)]
 
 
-def _ratio(sides: list[tuple[FloatArray, FloatArray]]) -> TimeRatio | None:
+def _ratio(pairs: list[Pair], seconds: Callable[[Run], FloatArray]) -> TimeRatio | None:
+    sides = [(seconds(pair.baseline), seconds(pair.treatment)) for pair in pairs if not on_two_machines(pair)]
     measured = [(left, right) for left, right in sides if len(left) and len(right)]
     if not measured:
         return None

@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pipeline.analysis.conclusions import Conclusions
-from pipeline.analysis.cost import observer_time
+from pipeline.analysis.cost import observer_time, on_two_machines
 from pipeline.analysis.diagnosis import ALIVE
 from pipeline.analysis.figures import Picture
 from pipeline.analysis.load import BASELINE, Study
@@ -207,6 +207,8 @@ def _left_out(conclusions: Conclusions) -> Iterator[str]:
         if not pair.valid:
             reasons = "; ".join(short_list([shortened(reason) for reason in pair.reasons], 4))
             yield f"pair {pair.id} with {pair.treatment.arm}: {reasons}"
+        elif on_two_machines(pair):
+            yield f"times of pair {pair.id} with {pair.treatment.arm}: its runs were made on two machines"
     paired = {run.id for pair in study.pairs for run in (pair.baseline, pair.treatment)}
     for run in study.runs:
         if run.id not in paired and (run.status is None or run.status.state != "succeeded"):

@@ -106,9 +106,9 @@ class Environment(Record):
     python: str
     packages: dict[str, str]
     git: dict[str, Any]
-    """commit and dirty, where the project is a git checkout; commit alone where the environment tells it."""
+    """commit and dirty, where the project is a git checkout; commit alone where PIPELINE_COMMIT tells it."""
     hardware: dict[str, Any]
-    """processor, cores, memory_gib, gpus: [{name, memory_gib}]."""
+    """machine (one and the same until it restarts), processor, cores, memory_gib, gpus: [{name, memory_gib}]."""
     stand_ins: list[str]
     """What replaced parts of the GPU stack on CPU, in words; empty on a GPU."""
 

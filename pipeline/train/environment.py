@@ -1,5 +1,6 @@
 """What a run ran on: versions, git state, hardware, stand-ins."""
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -12,7 +13,7 @@ import psutil
 from pipeline.study.records import Environment
 
 COMMIT_VARIABLE = "PIPELINE_COMMIT"
-"""Tells the project's commit where its copy is no git checkout: on a host that it was copied to."""
+"""Tells the project's commit where git cannot: on a host that the project was copied to."""
 
 _PACKAGES = (
     "verl",
@@ -46,6 +47,7 @@ def find_environment(verl_platform: str) -> Environment:
         packages={name: version for name in _PACKAGES if (version := _version(name))},
         git=git_state(Path(__file__).parents[2]),
         hardware={
+            "machine": _machine(),
             "processor": _processor(),
             "cores": psutil.cpu_count(),
             "memory_gib": round(psutil.virtual_memory().total / 1024**3, 2),
@@ -63,7 +65,9 @@ def _version(package: str) -> str | None:
 
 
 def git_state(checkout: Path) -> dict[str, Any]:
-    """commit and dirty of the checkout; where it is none, commit as COMMIT_VARIABLE tells it, or nothing."""
+    """commit as COMMIT_VARIABLE tells it; else commit and dirty of the checkout; nothing where it is none."""
+    if commit := os.environ.get(COMMIT_VARIABLE):
+        return {"commit": commit}
 
     def git(*arguments: str) -> str:
         return subprocess.run(
@@ -73,9 +77,12 @@ def git_state(checkout: Path) -> dict[str, Any]:
     try:
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.CalledProcessError):
-        # Not a checkout (a copy on a host without a network), or no git.
-        commit = os.environ.get(COMMIT_VARIABLE)
-        return {"commit": commit} if commit else {}
+        return {}  # not a checkout (an installed copy), or no git
+
+
+def _machine() -> str:
+    """Tells machines of one kind apart, and one from itself after a restart; says nothing else of it."""
+    return hashlib.sha256(Path("/proc/sys/kernel/random/boot_id").read_bytes()).hexdigest()[:12]
 
 
 def _processor() -> str:

@@ -19,7 +19,7 @@
 #   grpo2b      seed 2 of the arms with bf16 moments
 #
 # Environment: STACK (what unpack.sh made), RESULTS, OUT (packed results; default RESULTS/packed), PIPELINE_COMMIT (the
-# project's commit, for the reports, where its copy has no .git). The host's python3 must be the one that has torch.
+# project's commit, for the reports: git knows nothing of a copy). The host's python3 must be the one that has torch.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -9,7 +9,7 @@ from pipeline.train.environment import COMMIT_VARIABLE, git_state
 
 
 def test_a_checkout_speaks_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(COMMIT_VARIABLE, "told")
+    monkeypatch.delenv(COMMIT_VARIABLE, raising=False)
 
     def git(*arguments: str) -> str:
         name = ("-c", "user.name=n", "-c", "user.email=e@example.invalid")
@@ -24,6 +24,9 @@ def test_a_checkout_speaks_for_itself(tmp_path: Path, monkeypatch: pytest.Monkey
     assert git_state(tmp_path) == {"commit": commit, "dirty": False}
     (tmp_path / "new").touch()
     assert git_state(tmp_path) == {"commit": commit, "dirty": True}
+    # A copied tree can lie above a checkout that knows nothing of it.
+    monkeypatch.setenv(COMMIT_VARIABLE, "0123abc")
+    assert git_state(tmp_path) == {"commit": "0123abc"}
 
 
 def test_where_there_is_no_checkout_the_environment_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from pipeline.analysis.conclusions import conclude
 from pipeline.analysis.cost import observer_time, optimizer_step_ratio, step_ratio
 from pipeline.analysis.load import Study
 from pipeline.analysis.memory import memory_differences, run_memory
+from pipeline.analysis.pairs import load_study
 from pipeline.analysis.report import render_report
+from pipeline.study import json_lines
 
 MakeStudy = Callable[..., Study]
 Row = dict[str, Any]
@@ -113,6 +116,19 @@ def test_what_observing_took(made_up: MakeStudy) -> None:
     assert found.per_update_s == pytest.approx(0.02)
     assert found.share == pytest.approx(4 * 2 * 0.02 / whole[0])
     assert "Observing took 20 ms per optimizer step" in render_report(conclude(study), [])
+
+
+def test_times_of_two_machines_make_no_ratio(write_study: Callable[..., Path]) -> None:
+    folder = write_study({"arm": "baseline"}, {"arm": "pao"})
+    for number, run in enumerate(sorted((folder / "runs").iterdir())):
+        environment = json_lines.loads((run / "env.json").read_bytes())
+        environment["hardware"]["machine"] = f"machine {number}"
+        (run / "env.json").write_bytes(json_lines.dumps(environment))
+    study = load_study(folder)
+    assert study.pairs[0].valid
+    assert optimizer_step_ratio(study.pairs) is None
+    assert step_ratio(study.pairs) is None
+    assert "with pao: its runs were made on two machines" in render_report(conclude(study), [])
 
 
 def test_no_times_no_ratio(made_up: MakeStudy) -> None:
