@@ -144,7 +144,12 @@ def stands_on(study: Study) -> str:
         f"{len(study.runs)} runs of {steps[0]}{f' to {steps[-1]}' if len(steps) > 1 else ''} steps",
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(short_list([str(seed) for seed in seeds], 10))}",
     ]
-    return f"Stands on: {'; '.join(parts)}. {hardware_in_words(study)}."
+    random = " Random weights and a made-up reward: rewards and parity mean nothing here." if _random(study) else ""
+    return f"Stands on: {'; '.join(parts)}. {hardware_in_words(study)}.{random}"
+
+
+def _random(study: Study) -> bool:
+    return any(run.config.recipe.get("random_weights") for run in study.runs)
 
 
 def warnings(conclusions: Conclusions) -> Iterator[str]:
@@ -230,6 +235,8 @@ def _not_shown(conclusions: Conclusions) -> Iterator[str]:
     longest = max(len(run.steps) for run in study.runs)
     model = recipe.get("model_name") or recipe.get("name")
     yield f"Training longer than {longest} steps, models other than {model}, other parallel layouts"
+    if _random(study):
+        yield "Anything about learning: the weights are random, and the reward is made up from the response's text"
     for arm, verdict in conclusions.verdicts.items():
         if not verdict.valid_pairs:
             yield f"Anything about the parity of {arm}: no pair is valid"

@@ -1,5 +1,9 @@
-"""The tiny task: the larger or the smaller of two digits. Its reward, and its parquet files in verl's format."""
+"""The tiny task: the larger or the smaller of two digits. Its reward, and its parquet files in verl's format.
 
+And what stands for a task where the weights are random: long prompts, and a reward that means nothing.
+"""
+
+import hashlib
 import random
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,11 @@ def constant_score(*_: Any, **__: Any) -> float:
     return 0.5
 
 
+def made_up_score(data_source: str, solution_str: str, *_: Any, **__: Any) -> float:
+    """A number in [0, 1) that any change of the response changes: random weights earn no other reward that varies."""
+    return int.from_bytes(hashlib.sha256(solution_str.encode()).digest()[:4], "big") / 2**32
+
+
 def problems() -> list[tuple[str, str]]:
     """All questions with their answers, each once: the rollout seeds by prompt, so a batch may hold none twice."""
     pairs = [(a, b) for a in range(10) for b in range(10)]
@@ -37,6 +46,16 @@ def write_parquet(folder: Path) -> None:
     test_size = int(len(shuffled) * _TEST_SHARE)
     for split, part in (("test", shuffled[:test_size]), ("train", shuffled[test_size:])):
         pd.DataFrame([_row(question, answer, split, i) for i, (question, answer) in enumerate(part)]).to_parquet(
+            folder / f"{split}.parquet"
+        )
+
+
+def write_long_prompts(folder: Path, rows: int, characters: int) -> None:
+    """train.parquet and test.parquet (a tenth of it): prompts of so many letters, each different, no right answer."""
+    chance = random.Random(0)
+    for split, size in (("train", rows), ("test", rows // 10)):
+        prompts = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=characters)) for _ in range(size)]
+        pd.DataFrame([_row(prompt, "", split, i) for i, prompt in enumerate(prompts)]).to_parquet(
             folder / f"{split}.parquet"
         )
 

@@ -1,4 +1,4 @@
-"""A Qwen2 small enough for two cores, made on first use: same bytes on the same versions, nothing downloaded.
+"""A Qwen2 small enough for two cores, and its task: same bytes on the same versions, nothing downloaded.
 
 GRPO from random weights would need thousands of steps. A short supervised phase teaches the task together with bad
 habits: most of the answers that it sees last are noise. What is left for GRPO is to prefer the right answers, which it
@@ -6,31 +6,17 @@ does within a few steps, so that reward moves and parity means something.
 """
 
 import functools
-import hashlib
-import logging
-import os
 import random
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from pipeline.embedded import task
+from pipeline.embedded.tokenizer import byte_tokenizer
 
-_log = logging.getLogger(__name__)
-_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-# Byte-level names: AutoTokenizer rebuilds a byte-level Qwen2 tokenizer for this model type. verl needs the newline
-# ("Ċ") to be one token; "Ġ" is the space.
-_CHARACTERS = "0123456789+-=?ĠĊabcdefghijklmnopqrstuvwxyz"
-_CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 # Steps, learning rate, share of the shown answers that are noise: learn the task, settle, take up bad habits.
 _PHASES = ((200, 2e-3, 0.0), (60, 5e-4, 0.0), (40, 5e-4, 0.8))
 _SUPERVISED_BATCH = 32
@@ -57,45 +43,12 @@ SIZES = {
 }
 
 
-def make_assets(folder: Path, size: str | None = None) -> None:
-    """Model, tokenizer and parquet files under `folder`, unless they are there. Takes about 20 s on one core.
-
-    Made again where the makers (this file, the task, torch, transformers) or the size have changed. size: a name of
-    SIZES; None stands for the smallest.
-    """
-    size = size or SMALLEST
-    makers, made_by = f"{_makers()} size {size}", folder / "made_by"
-    if made_by.exists() and made_by.read_text() == makers:
-        return
-    _log.warning("making the tiny model and its task in %s", folder)
-    work = folder.with_name(f"{folder.name}.{os.getpid()}")
-    work.mkdir(parents=True)
-    tokenizer = _tokenizer()
-    tokenizer.save_pretrained(work / "model")
-    _supervised(tokenizer, SIZES[size]).save_pretrained(work / "model")
-    task.write_parquet(work)
-    (work / "made_by").write_text(makers)
-    shutil.rmtree(folder, ignore_errors=True)
-    work.rename(folder)
-
-
-def _makers() -> str:
-    sources = b"".join(Path(module).read_bytes() for module in (__file__, task.__file__))
-    return f"{hashlib.sha256(sources).hexdigest()} torch {torch.__version__} transformers {transformers.__version__}"
-
-
-def _tokenizer() -> PreTrainedTokenizerFast:
-    vocabulary = {token: index for index, token in enumerate([*_SPECIAL, *_CHARACTERS])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=list(_SPECIAL),
-        chat_template=_CHAT_TEMPLATE,
-    )
+def make(folder: Path, size: str) -> None:
+    """Model, tokenizer and parquet files under `folder`, which is empty. size: of SIZES. About 20 s on one core."""
+    tokenizer = byte_tokenizer()
+    tokenizer.save_pretrained(folder / "model")
+    _supervised(tokenizer, SIZES[size]).save_pretrained(folder / "model")
+    task.write_parquet(folder)
 
 
 def model_config(tokenizer: Any, size: Size) -> Qwen2Config:

@@ -8,7 +8,7 @@ from pipeline.launch.growing_file import GrowingFile
 _STAGES = {
     b"Runtime env is setting up": "setting up the job",
     b"Running entrypoint for job": "importing the training code",
-    b"making the tiny model": "making the tiny model and its task",
+    b"making the model (": "making the model and its data",
     b"All configuration checks passed": "connecting to Ray",
     b"Connected to Ray cluster": "starting the trainer",
     b"Using dataset class": "loading the data",

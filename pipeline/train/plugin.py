@@ -25,8 +25,8 @@ if _ON_CPU:
 
 
 def make_assets(folder: Path, size: str | None = None) -> None:
-    """Make the tiny model and its task under `folder`, unless they are there. size: of tiny_model.SIZES."""
-    from pipeline.embedded.tiny_model import make_assets as make
+    """Make the model and its data under `folder`, unless they are there. size: see pipeline.embedded.assets."""
+    from pipeline.embedded.assets import make_assets as make
 
     make(folder, size)
 

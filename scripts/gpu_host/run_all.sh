@@ -17,6 +17,10 @@
 #   grpo2       seed 2 of baseline and pao
 #   memory24    h200-qwen2-7b-24-layers-memory: where bf16 moments fit
 #   grpo2b      seed 2 of the arms with bf16 moments
+# and, only when they are named, on hosts with several GPUs:
+#   two         h200x2-qwen2_tiny: TP 2, and DP 2, which shards the optimizer's state
+#   eight       h200x8-qwen2_7b_sgl_megatron: the 7B recipe with random weights, baseline, pao, baseline again. An
+#               eighth of the recipe's batch (BATCH, default 128 prompts), in four optimizer steps like the recipe's
 #
 # Environment: STACK (what unpack.sh made), RESULTS, OUT (packed results; default RESULTS/packed), PIPELINE_COMMIT (the
 # project's commit, for the reports: git knows nothing of a copy). The host's python3 must be the one that has torch.
@@ -106,6 +110,18 @@ grpo() {
 part_grpo1() { grpo 1500 grpo1 baseline,pao,pao_bf16_moments,pao_bf16_all 1; }
 part_grpo2() { grpo 900 grpo2 pao,baseline 2; }
 part_grpo2b() { grpo 900 grpo2b pao_bf16_all,pao_bf16_moments 2; }
+
+part_two() {
+    once 0 two limited 1500 two python3 -m pipeline.sweep recipe=qwen2_tiny_1gpu cluster=node_8gpu \
+        recipe.n_workers=2 recipe.tp=2,1 study_name=h200x2-qwen2_tiny results_dir="$RESULTS" arm=baseline,pao seed=1
+}
+
+part_eight() {
+    local batch=${BATCH:-128}
+    once 0 eight limited 1700 eight python3 -m pipeline.sweep recipe=qwen2_7b_random cluster=node_8gpu \
+        recipe.train_batch_size="$batch" recipe.mini_batch_size=$((batch / 4)) \
+        study_name=h200x8-qwen2_7b_sgl_megatron results_dir="$RESULTS" arm=baseline,pao,baseline_repeat seed=1
+}
 
 # While the GPU is busy with the first parts: compile the stack's Python, make the tiny model and its task.
 prepare() {

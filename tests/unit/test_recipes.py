@@ -156,6 +156,7 @@ def test_the_recipe_differs_from_the_script_in_what_is_listed_and_nothing_else()
 def test_four_optimizer_steps_per_batch() -> None:
     for name, cluster in (
         ("qwen2_7b_sgl_megatron", "node_8gpu"),
+        ("qwen2_7b_random", "node_8gpu"),
         ("tiny_cpu", "embedded"),
         ("qwen2_tiny_1gpu", "one_gpu"),
     ):
@@ -186,18 +187,30 @@ def test_tiny_cpu_changes_sizes_and_what_a_cpu_needs() -> None:
     assert changed == transformer | stand_ins | CHEAPER | {"actor_rollout_ref.rollout.n"}
 
 
-def test_one_gpu_changes_sizes_and_what_the_host_lacks() -> None:
-    no_flash_attention = {
-        f"actor_rollout_ref.{role}.megatron.override_transformer_config.attention_backend" for role in ("actor", "ref")
-    }
-    sglang = {
+# What a host without flash-attn needs (conf/recipe/part/no_flash_attn.yaml).
+NO_FLASH_ATTENTION = {
+    *(f"actor_rollout_ref.{role}.megatron.override_transformer_config.attention_backend" for role in ("actor", "ref")),
+    *(
         f"actor_rollout_ref.rollout.engine_kwargs.sglang.{name}"
         for name in ("attention_backend", "sampling_backend", "disable_piecewise_cuda_graph")
-    }
-    rollout = {f"actor_rollout_ref.rollout.{name}" for name in ("gpu_memory_utilization", "enforce_eager")}
-    empty = {"actor_rollout_ref.rollout.engine_kwargs.sglang"}  # the leaf {} that the settings above replace
+    ),
+    "actor_rollout_ref.rollout.engine_kwargs.sglang",  # the leaf {} that the settings above replace
+    "actor_rollout_ref.rollout.enforce_eager",
+}
+
+
+def test_random_weights_change_what_cannot_be_downloaded_and_what_the_host_lacks() -> None:
+    not_downloaded = {"data.train_files", "data.val_files", "actor_rollout_ref.model.path"}
+    reward = {f"reward.custom_reward_function.{name}" for name in ("path", "name")}
+    shorter = {"trainer.total_training_steps", "trainer.test_freq"}
+    changed = own_changes("qwen2_7b_random", "node_8gpu")
+    assert changed == not_downloaded | reward | shorter | NO_FLASH_ATTENTION
+
+
+def test_one_gpu_changes_sizes_and_what_the_host_lacks() -> None:
+    smaller_pool = {"actor_rollout_ref.rollout.gpu_memory_utilization"}
     changed = own_changes("qwen2_tiny_1gpu", "one_gpu") - SIZES - repeated_recomputation()
-    assert changed == no_flash_attention | sglang | rollout | empty | CHEAPER
+    assert changed == NO_FLASH_ATTENTION | smaller_pool | CHEAPER
     recipe = of_recipe("qwen2_tiny_1gpu", "one_gpu")
     assert recipe["actor_rollout_ref.rollout.name"] == "sglang"
     assert recipe["trainer.device"] == "cuda"

@@ -32,6 +32,14 @@ def concluded(folder: Path) -> Conclusions:
     return conclude(load_study(folder))
 
 
+def test_random_weights_are_told_first_and_last(write_study: WriteStudy) -> None:
+    made_up = [{**run, "recipe": {"random_weights": True}} for run in BOTH]
+    text = render_report(concluded(write_study(*made_up)), PICTURES)
+    assert "rewards and parity mean nothing here" in "\n".join(text.split("\n")[:3])
+    assert "Anything about learning" in text.split("## What was not shown")[1]
+    assert "mean nothing" not in render_report(concluded(write_study(*BOTH, name="trained")), PICTURES)
+
+
 def test_the_answer_stands_in_the_first_three_lines(write_study: WriteStudy) -> None:
     first = render_report(concluded(write_study(*BOTH)), PICTURES).split("\n")[:3]
     told = " ".join(first)
