@@ -6,6 +6,7 @@ For hosts that cannot download a checkpoint. Written shard by shard, so that it 
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +20,34 @@ from pipeline.embedded.tokenizer import byte_tokenizer
 _SHARD_BYTES = 2**30
 _WRITERS = 8  # shards at a time, each about 1 GiB of memory
 _PROMPTS = 4096
-_PROMPT_CHARACTERS = 960  # below the recipe's 1024 tokens, with the chat template around it
+# Of Qwen/Qwen2-7B-Instruct's config.json, what does not change with the width.
+_QWEN2_7B: dict[str, Any] = {
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
 
 
-def _qwen2(**shape: Any) -> dict[str, Any]:
-    return {"max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, **shape}
+@dataclass(frozen=True)
+class RandomModel:
+    """A Qwen2's width, and the length of its prompts in letters; the chat template adds 20 tokens."""
+
+    hidden: int
+    ffn: int
+    vocabulary: int
+    prompt: int
 
 
-SHAPES: dict[str, dict[str, Any]] = {
-    # Qwen/Qwen2-7B-Instruct's config.json
-    "qwen2_7b": _qwen2(
-        vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
-        num_key_value_heads=4, rope_theta=1e6,
-    ),
-    # The same layers and groups of heads on two cores.
-    "qwen2_7b_narrow": _qwen2(
-        vocab_size=512, hidden_size=224, intermediate_size=256, num_hidden_layers=28, num_attention_heads=28,
-        num_key_value_heads=4, rope_theta=1e6,
-    ),
-}  # fmt: skip
+SHAPES = {
+    # The 7B recipe's: prompts of up to 1024 tokens.
+    "qwen2_7b": RandomModel(hidden=3584, ffn=18944, vocabulary=152064, prompt=960),
+    # The same layers and groups of heads for two cores.
+    "qwen2_7b_narrow": RandomModel(hidden=224, ffn=256, vocabulary=512, prompt=90),
+}
 
 
 def make(folder: Path, size: str) -> None:
@@ -48,12 +58,20 @@ def make(folder: Path, size: str) -> None:
     config.bos_token_id = config.pad_token_id = tokenizer.pad_token_id
     config.eos_token_id = tokenizer.eos_token_id
     write_model(folder / "model", config)
-    task.write_long_prompts(folder, _PROMPTS, _PROMPT_CHARACTERS)
+    task.write_random_prompts(folder, _PROMPTS, SHAPES[size].prompt)
 
 
 def shape_config(size: str) -> Qwen2Config:
     """transformers' configuration of SHAPES[size], in bf16."""
-    return Qwen2Config(**SHAPES[size], dtype="bfloat16", architectures=["Qwen2ForCausalLM"])
+    shape = SHAPES[size]
+    return Qwen2Config(
+        **_QWEN2_7B,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.ffn,
+        vocab_size=shape.vocabulary,
+        dtype="bfloat16",
+        architectures=["Qwen2ForCausalLM"],
+    )
 
 
 def write_model(folder: Path, config: Qwen2Config) -> None:

@@ -1,6 +1,6 @@
 """The tiny task: the larger or the smaller of two digits. Its reward, and its parquet files in verl's format.
 
-And what stands for a task where the weights are random: long prompts, and a reward that means nothing.
+And what stands for a task where the weights are random: random prompts, and a reward that means nothing.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ def write_parquet(folder: Path) -> None:
         )
 
 
-def write_long_prompts(folder: Path, rows: int, characters: int) -> None:
+def write_random_prompts(folder: Path, rows: int, characters: int) -> None:
     """train.parquet and test.parquet (a tenth of it): prompts of so many letters, each different, no right answer."""
     chance = random.Random(0)
     for split, size in (("train", rows), ("test", rows // 10)):

@@ -149,6 +149,28 @@ def _check_batches(knobs: RecipeKnobs) -> None:
             f"recipe.micro_batch_size={knobs.micro_batch_size} does not divide the {share} samples of a mini-batch "
             f"on each data-parallel worker"
         )
+    if knobs.vpp and knobs.vpp > 1:
+        _check_interleaving(knobs, share)
+
+
+def _check_interleaving(knobs: RecipeKnobs, share: int) -> None:
+    """Virtual pipelining takes micro-batches in groups of `pp`."""
+    whole = share * knobs.train_batch_size // knobs.mini_batch_size
+    roles = knobs.verl.get("actor_rollout_ref", {})
+    setting = "log_prob_micro_batch_size_per_gpu"
+    batches = [("recipe.micro_batch_size", knobs.micro_batch_size, share, "a mini-batch")]
+    batches += [
+        (f"recipe.verl.actor_rollout_ref.{role}.{setting}", size, whole, "a batch")
+        for role in ("rollout", "ref")
+        if isinstance(size := roles.get(role, {}).get(setting), int) and size > 0
+    ]
+    for name, size, samples, of_what in batches:
+        if (number := -(-samples // size)) % knobs.pp:
+            raise BadInput(
+                f"{name}={size} makes {number} micro-batches of the {samples} samples of {of_what} on each "
+                f"data-parallel worker: with recipe.vpp={knobs.vpp} their number must be a multiple of "
+                f"recipe.pp={knobs.pp}"
+            )
 
 
 def _check_fault(recipe: dict[str, Any]) -> None:

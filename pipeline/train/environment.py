@@ -75,7 +75,9 @@ def git_state(checkout: Path) -> dict[str, Any]:
         ).stdout.strip()
 
     try:
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+        # results/ is where studies are written, some of them over files that the repository keeps.
+        changed = git("status", "--porcelain", "--", ".", ":(exclude)results")
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changed)}
     except (OSError, subprocess.CalledProcessError):
         return {}  # not a checkout (an installed copy), or no git
 

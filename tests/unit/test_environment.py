@@ -22,6 +22,9 @@ def test_a_checkout_speaks_for_itself(tmp_path: Path, monkeypatch: pytest.Monkey
     git("commit", "--allow-empty", "--message", "first")
     commit = git("rev-parse", "HEAD")
     assert git_state(tmp_path) == {"commit": commit, "dirty": False}
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "report.md").touch()
+    assert git_state(tmp_path) == {"commit": commit, "dirty": False}
     (tmp_path / "new").touch()
     assert git_state(tmp_path) == {"commit": commit, "dirty": True}
     # A copied tree can lie above a checkout that knows nothing of it.

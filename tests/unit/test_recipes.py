@@ -158,6 +158,7 @@ def test_four_optimizer_steps_per_batch() -> None:
         ("qwen2_7b_sgl_megatron", "node_8gpu"),
         ("qwen2_7b_random", "node_8gpu"),
         ("tiny_cpu", "embedded"),
+        ("qwen2_7b_narrow_cpu", "embedded"),
         ("qwen2_tiny_1gpu", "one_gpu"),
     ):
         recipe = of_recipe(name, cluster)
@@ -205,6 +206,14 @@ def test_random_weights_change_what_cannot_be_downloaded_and_what_the_host_lacks
     shorter = {"trainer.total_training_steps", "trainer.test_freq"}
     changed = own_changes("qwen2_7b_random", "node_8gpu")
     assert changed == not_downloaded | reward | shorter | NO_FLASH_ATTENTION
+
+
+def test_the_narrow_model_has_the_7b_recipes_layout() -> None:
+    narrow, full = of_recipe("qwen2_7b_narrow_cpu", "embedded"), of_recipe("qwen2_7b_sgl_megatron", "node_8gpu")
+    layout = {key for key in full if key.endswith("_parallel_size") and ".megatron." in key and "actor_rollout" in key}
+    same = {*layout, "trainer.n_gpus_per_node", "actor_rollout_ref.actor.optim.lr"}
+    assert len(layout) > 6
+    assert {key: narrow[key] for key in same} == {key: full[key] for key in same}
 
 
 def test_one_gpu_changes_sizes_and_what_the_host_lacks() -> None:

@@ -20,6 +20,10 @@ def test_a_good_recipe_passes(recipe: dict[str, Any]) -> None:
     assert knobs.workers == knobs.data_parallel == 1
 
 
+PIPELINE = {"n_workers": 2, "pp": 2}
+LOG_PROB = {"verl": {"actor_rollout_ref": {"rollout": {"log_prob_micro_batch_size_per_gpu": 64}}}}
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -29,6 +33,14 @@ def test_a_good_recipe_passes(recipe: dict[str, Any]) -> None:
         ({"n_workers": 4, "tp": 2, "pp": 4}, ["recipe.n_workers=4", "recipe.tp=2", "recipe.pp=4"]),
         ({"rollout_tp": 2}, ["recipe.rollout_tp=2"]),
         ({"vpp": 2}, ["recipe.vpp=2", "recipe.vpp=null"]),
+        (
+            {"vpp": 2, **PIPELINE, "micro_batch_size": 16},
+            ["recipe.micro_batch_size=16 makes 1", "multiple of recipe.pp=2"],
+        ),
+        (
+            {"vpp": 2, **PIPELINE, **LOG_PROB},
+            ["rollout.log_prob_micro_batch_size_per_gpu=64 makes 1 micro-batches of the 64"],
+        ),
         ({"lr": "abc"}, ["recipe.lr=abc", "number"]),
         ({"lr": -1.0}, ["recipe.lr=-1.0", "greater than or equal to 0"]),
         ({"lr": float("nan")}, ["recipe.lr=nan", "finite"]),
