@@ -122,3 +122,27 @@ def test_two_workers_share_the_optimizer_and_write_their_own_rows(tmp_path: Path
         assert 2 * rank.optimizer_elements == rank.buffer_elements
         # parameters 2, main gradients 4; half of 2 + 4 + 4 for remainder and moments
         assert sum(entry.bytes for entry in rank.entries) == 11 * rank.buffer_elements
+
+
+def test_eight_ranks_of_the_7b_recipes_layout_hold_what_is_predicted(tmp_path: Path) -> None:
+    """Tensor, pipeline and virtual pipeline parallel at once; the stages are uneven."""
+    swept = _sweep(tmp_path, 8294, "recipe=qwen2_7b_narrow_cpu", "arm=pao", "recipe.steps=1")
+    assert swept.returncode == 0, swept.stdout + swept.stderr
+    found = json.loads((tmp_path / "quick" / "summary.json").read_text())["arms"]["pao"]
+    assert found["diagnosis"]["outcome"] == "healthy"
+    assert found["treatment"]["outcome"] == "in effect"
+    (path,) = (tmp_path / "quick" / "runs").iterdir()
+    ledger = RunFolder(path).read_ledger()
+    assert ledger is not None
+    assert (ledger.tensor_parallel, ledger.pipeline_parallel, ledger.virtual_pipeline) == (4, 2, 2)
+    assert sorted(rank.rank for rank in ledger.ranks) == list(range(8))
+    of_stage: dict[int, set[int]] = {0: set(), 1: set()}
+    for rank in ledger.ranks:
+        assert sum(entry.bytes for entry in rank.entries) == 16 * rank.buffer_elements, rank.rank
+        of_stage[rank.pipeline_parallel_rank].add(rank.trainable_elements)
+    (first,), (last,) = of_stage.values()
+    assert last - first == 224  # the final norm
+    rows = _rows(RunFolder(path).updates_file)
+    assert sorted((row["mini_batch"], row["rank"]) for row in rows) == [(m, r) for m in range(4) for r in range(8)]
+    assert all(row["liveness"] > 0 for row in rows)
+    assert all((row["ppo_kl"] == 0) == (row["mini_batch"] == 0) for row in rows if "ppo_kl" in row)
