@@ -100,6 +100,7 @@ def memory_figure(conclusions: Conclusions) -> Figure | None:
     figure = new_figure(5.4, *_arm_legend(conclusions, arms))
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
     width = 0.8 / max(len(arms), 1)
+    upright = len(arms) > _ARMS_WITH_LEVEL_LABELS
     for i, arm in enumerate(arms):
         runs = [conclusions.memory[run.id].readings for run in conclusions.study.runs_of(arm)]
         colour, _ = arm_style(conclusions.study.arms, arm)
@@ -111,9 +112,9 @@ def memory_figure(conclusions: Conclusions) -> Figure | None:
                 top.bar(at, mean, width * 0.92, color=colour)
                 top.annotate(
                     gib(mean), (at, mean), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8,
-                    rotation=90 if len(arms) > _ARMS_WITH_LEVEL_LABELS else 0,
+                    rotation=90 if upright else 0,
                 )  # fmt: skip
-    top.margins(y=0.15)
+    top.margins(y=0.28 if upright else 0.15)  # room for the labels
     _memory_differences(conclusions, below, source, phases, width, arms)
     top.set_ylabel("GiB, largest rank")
     top.set_title(f"Memory by phase: {SOURCE_WORDS[source]}", loc="left")
