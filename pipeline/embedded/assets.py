@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+import psutil
 import torch
 import transformers
 
@@ -25,6 +26,7 @@ def make_assets(folder: Path, size: str | None = None) -> None:
     if made_by.exists() and made_by.read_text() == makers:
         return
     _log.warning("making the model (%s) and its data in %s", size, folder)
+    _remove_unfinished(folder)
     work = folder.with_name(f"{folder.name}.{os.getpid()}")
     work.mkdir(parents=True)
     maker = random_model if size in random_model.SHAPES else tiny_model
@@ -32,6 +34,14 @@ def make_assets(folder: Path, size: str | None = None) -> None:
     (work / "made_by").write_text(makers)
     shutil.rmtree(folder, ignore_errors=True)
     work.rename(folder)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """What a maker left that was stopped on the way; a model of real size takes 15 GB."""
+    for work in folder.parent.glob(f"{folder.name}.*"):
+        maker = work.name.removeprefix(f"{folder.name}.")
+        if maker.isdecimal() and not psutil.pid_exists(int(maker)):
+            shutil.rmtree(work)
 
 
 def _makers() -> str:

@@ -34,7 +34,7 @@ _QWEN2_7B: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class RandomModel:
-    """A Qwen2's width, and the length of its prompts in letters; the chat template adds 20 tokens."""
+    """A Qwen2's width, and the length of its prompts in letters; the chat template adds 19 tokens."""
 
     hidden: int
     ffn: int

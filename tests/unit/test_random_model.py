@@ -1,5 +1,6 @@
 """Checkpoints of random weights: whole, readable, the same each time, and of the real model's size."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,14 @@ def test_the_same_bytes_each_time_in_as_many_shards_as_it_takes(
     random_model.write_model(tmp_path / "many", random_model.shape_config(NARROW))
     assert len(list((tmp_path / "many").glob("*.safetensors"))) > 5
     read(tmp_path / "many")
+
+
+def test_what_a_stopped_maker_left_is_removed_and_what_a_running_one_makes_is_not(tmp_path: Path) -> None:
+    stopped, running, other = (tmp_path / f"{NARROW}.{suffix}" for suffix in (2**22 + 1, os.getppid(), "kept"))
+    for folder in (stopped, running, other):
+        (folder / "model").mkdir(parents=True)
+    make_assets(tmp_path / NARROW, NARROW)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([NARROW, running.name, other.name])
 
 
 def test_every_id_has_a_text_and_prompts_have_the_recipes_length(assets: Path) -> None:
