@@ -2,7 +2,7 @@
 # Build the GPU stack for a host without a network: verl, Megatron, TransformerEngine and SGLang for the torch
 # 2.11.0+cu130 and Python 3.12 that the host has.
 #   build_bundle.sh OUT TE_TORCH_WHEEL [PYTHON]
-# OUT/chunk.NN (58 MiB each) is what travels; unpack.sh unpacks it. TE_TORCH_WHEEL: transformer_engine_torch 2.12.0 for
+# OUT/chunk.NN (CHUNK each, default 58M) is what travels; unpack.sh unpacks it. TE_TORCH_WHEEL: transformer_engine_torch 2.12.0 for
 # Python 3.12, which the registry has as source only; docs/gpu.md tells how it is built. PYTHON: default python3.12.
 # Needs 12 GB of disk and 10 minutes.
 set -euo pipefail
@@ -45,5 +45,5 @@ excludes=(--no-anchored --exclude=__pycache__ --anchored)
 for name in "${left_behind[@]}"; do excludes+=("--exclude=site/$name"); done
 set +o noglob
 rm -f "$out"/chunk.??
-tar cf - -C "$work/bundle" "${excludes[@]}" site mcore_0_13_1 | gzip -5 | split -b 58M -d -a 2 - "$out/chunk."
+tar cf - -C "$work/bundle" "${excludes[@]}" site mcore_0_13_1 | gzip -5 | split -b "${CHUNK:-58M}" -d -a 2 - "$out/chunk."
 ls -l "$out"/chunk.??
