@@ -204,7 +204,7 @@ def test_random_weights_change_what_cannot_be_downloaded_and_what_the_host_lacks
     not_downloaded = {"data.train_files", "data.val_files", "actor_rollout_ref.model.path"}
     reward = {f"reward.custom_reward_function.{name}" for name in ("path", "name")}
     shorter = {"trainer.total_training_steps", "trainer.test_freq"}
-    changed = own_changes("qwen2_7b_random", "node_8gpu")
+    changed = own_changes("qwen2_7b_random", "node_8gpu") - repeated_recomputation()
     assert changed == not_downloaded | reward | shorter | NO_FLASH_ATTENTION
 
 

@@ -116,7 +116,7 @@ def sweep(*overrides: str, cwd: Path = PROJECT) -> subprocess.CompletedProcess[s
     ("override", "words"),
     [
         ("arm=baselin,pao", "arm=baselin is unknown. Did you mean baseline"),
-        ("recipe=qwen2_7b", "recipe=qwen2_7b is unknown. Did you mean qwen2_7b_sgl_megatron"),
+        ("recipe=qwen2_7b_sgl", "recipe=qwen2_7b_sgl is unknown. Did you mean qwen2_7b_sgl_megatron"),
         ("seed=abc", "seed=abc: a seed is a whole number"),
         ("seed=1,1.5", "seed=1.5: a seed is a whole number"),
         ("recipe.model_path=/nowhere/model", "recipe.model_path=/nowhere/model: there is no such folder"),
