@@ -207,7 +207,9 @@ def load_runs(study_folder: Path, meanwhile: Callable[[], None] | None = None) -
     if not study_folder.is_dir():
         raise NotAStudyError(f"{study_folder} is not a folder. Name a study's folder, for example results/embedded")
     if not runs_folder.is_dir():
-        raise NotAStudyError(f"{study_folder} is not a study's folder: it has no folder 'runs'")
+        reported = (study_folder / "summary.json").exists()
+        kept = " (of a study that is kept in git only the report is there: run it again)" if reported else ""
+        raise NotAStudyError(f"{study_folder} is not a study's folder: it has no folder 'runs'{kept}")
     folders = [RunFolder(path) for path in sorted(runs_folder.iterdir()) if path.is_dir()]
     loaded = _load_all(folders, meanwhile)
     runs = [run for run in loaded if isinstance(run, Run)]

@@ -189,7 +189,7 @@ def _check_files(knobs: RecipeKnobs) -> None:
     for key, files in (("train_files", knobs.train_files), ("val_files", knobs.val_files)):
         for file in [files] if isinstance(files, str) else files:
             if not knobs.is_made(file) and not Path(file).expanduser().exists():
-                raise BadInput(f"recipe.{key}={file}: there is no such file. README.md tells how to prepare the data")
+                raise BadInput(f"recipe.{key}={file}: there is no such file. docs/gpu.md tells how to prepare the data")
 
 
 def looks_local(model_path: str) -> bool:

@@ -12,10 +12,12 @@ Exit status: 0 every arm succeeded; 1 an arm failed; 2 the input cannot work.
 """
 
 import argparse
+import math
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from pipeline.callbacks.failure import record_failure
 from pipeline.study import json_lines
 from pipeline.study.naming import check_study_name
 from pipeline.study.paths import PROJECT
-from pipeline.study.planning import PlannedRun, in_running_order, planned_run
+from pipeline.study.planning import PlannedRun, differing_keys, in_running_order, planned_run
 from pipeline.study.records import Failure, Status
 from pipeline.study.run_folder import RUN_FOLDER_VARIABLE, RunFolder, write_atomically
 from pipeline.train.by_hand import compose_sweep
@@ -48,6 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     runs = in_running_order([_planned(options, arm) for arm in options.arms.split(",")])
     study = options.results_dir.absolute() / options.study
+    if problem := _in_the_way(study, runs):
+        _parser().error(problem)
     states = [_run(run, study, options.timeout_s) for run in runs]
     table = table_of(study)
     write_atomically(study / TABLE_FILE, table.encode())
@@ -64,14 +68,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--study", required=True, help="results/<study>")
     parser.add_argument("--shape", choices=SHAPES, required=True)
     parser.add_argument("--arms", default=_ARMS, help="names of conf/arm, with commas (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the tokens (default: %(default)s)")
+    parser.add_argument("--seed", type=_at_least(0), default=1, help="of the tokens (default: %(default)s)")
     parser.add_argument(
-        "--steps", type=int, default=3, help=f"of {_MINI_BATCHES} optimizer steps (default: %(default)s)"
+        "--steps", type=_at_least(1), default=3, help=f"of {_MINI_BATCHES} optimizer steps (default: %(default)s)"
     )
-    parser.add_argument("--lr", type=float, default=1e-6, help="default: %(default)s, the 7B recipe's")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--lr", type=_learning_rate, default=1e-6, help="default: %(default)s, the 7B recipe's")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="default: %(default)s")
     parser.add_argument("--results-dir", type=Path, default=PROJECT / "results")
-    parser.add_argument("--timeout-s", type=float, default=300, help="of one arm (default: %(default)s)")
+    parser.add_argument("--timeout-s", type=_at_least(1), default=300, help="of one arm (default: %(default)s)")
     parser.add_argument(
         "--compare-megatron-core",
         action="store_true",
@@ -89,11 +93,61 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         check_study_name(options.study)
     except ValueError as error:
         parser.error(str(error))
+    if len(set(options.arms.split(","))) < len(options.arms.split(",")):
+        parser.error(f"--arms {options.arms}: an arm is named twice")
     known = {path.stem for path in (PROJECT / "conf" / "arm").glob("*.yaml")}
     unknown = [arm for arm in options.arms.split(",") if arm not in known]
     if unknown:
         parser.error(f"--arms {','.join(unknown)}: known arms are {', '.join(sorted(known))}")
+    if options.device == "cuda" and not _has_gpu():
+        parser.error("no NVIDIA GPU is found here: to try the probe on the host give --device cpu --shape tiny")
     return options
+
+
+def _at_least(lowest: int) -> Callable[[str], int]:
+    def whole_number(text: str) -> int:
+        if not text.removeprefix("-").isdecimal() or int(text) < lowest:
+            raise argparse.ArgumentTypeError(f"{text}: a whole number from {lowest} on is needed")
+        return int(text)
+
+    return whole_number
+
+
+def _learning_rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: a number from 0 on is needed")
+    return value
+
+
+def _has_gpu() -> bool:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetCount() > 0
+    except pynvml.NVMLError:
+        return False
+
+
+def _in_the_way(study: Path, runs: list[PlannedRun]) -> str:
+    """Why `study` cannot take these runs; empty when it can."""
+    try:
+        (study / "runs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"{study}: cannot write there ({error.strerror}). Give another --results-dir"
+    for run in runs:
+        folder = RunFolder(study / "runs" / run.run_id)
+        former = folder.read_status()
+        if former is None or former.state != "succeeded":
+            continue
+        if different := differing_keys(folder.read_config(), run.config):
+            told = ", ".join(f"{key}: {then} then, {now} now" for key, (then, now) in list(different.items())[:3])
+            return f"{folder.path} succeeded with another configuration: {told}. Give another --study"
+    return ""
 
 
 def _planned(options: argparse.Namespace, arm: str) -> PlannedRun:

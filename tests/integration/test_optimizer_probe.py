@@ -111,14 +111,19 @@ def test_bytes_to_move(conclusions: Conclusions) -> None:
 
 def test_a_second_call_keeps_what_succeeded(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--study", study.name, "--shape", "tiny", "--device", "cpu", "--results-dir", str(study.parent)]
-    assert optimizer_probe.main([*arguments, "--arms", "baseline"]) == 0
+    arguments += ["--arms", "baseline", "--lr", "1e-4"]
+    assert optimizer_probe.main([*arguments, "--steps", "2"]) == 0
     assert "succeeded before, kept" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        optimizer_probe.main([*arguments, "--steps", "5"])
+    assert ended.value.code == 2
+    assert "recipe.steps: 2 then, 5 now" in capsys.readouterr().err
 
 
 def test_a_run_that_fails_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--study", "late", "--shape", "tiny", "--device", "cpu", "--results-dir", str(tmp_path)]
-    assert optimizer_probe.main([*arguments, "--arms", "pao", "--timeout-s", "0.5"]) == 1
-    assert "did not end within 0.5 s" in capsys.readouterr().out
+    assert optimizer_probe.main([*arguments, "--arms", "pao", "--timeout-s", "1"]) == 1
+    assert "did not end within 1 s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -127,6 +132,14 @@ def test_a_run_that_fails_says_why(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--study", "x", "--shape", "177m", "--device", "cpu"], "--shape 177m needs a GPU"),
         (["--study", "x", "--shape", "tiny", "--arms", "pao,nonsense"], "--arms nonsense: known arms are baseline"),
         (["--study", "../x", "--shape", "tiny"], "cannot name a folder"),
+        (["--study", "x", "--shape", "tiny", "--steps", "0"], "0: a whole number from 1 on is needed"),
+        (["--study", "x", "--shape", "tiny", "--seed", "-1"], "-1: a whole number from 0 on is needed"),
+        (["--study", "x", "--shape", "tiny", "--lr", "nan"], "nan: a number from 0 on is needed"),
+        (["--study", "x", "--shape", "tiny", "--device", "cpu", "--arms", "pao,pao"], "an arm is named twice"),
+        (
+            ["--study", "x", "--shape", "tiny", "--device", "cpu", "--results-dir", "/proc/x"],
+            "/proc/x/x: cannot write there",
+        ),
     ],
 )
 def test_bad_input(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

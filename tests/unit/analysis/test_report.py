@@ -152,6 +152,7 @@ def test_pr_prints_the_comment_and_nothing_else(write_study: WriteStudy, capsys:
     [
         (lambda path: None, "is not a folder"),
         (lambda path: path.mkdir(), "is not a study's folder"),
+        (lambda path: [path.mkdir(), (path / "summary.json").touch()], "kept in git only the report is there"),
         (lambda path: (path / "runs").mkdir(parents=True), "holds no run that can be read: it is empty"),
         (lambda path: (path / "runs" / "a").mkdir(parents=True), "a left out: config.yaml cannot be read"),
     ],
