@@ -12,7 +12,8 @@ from pipeline.study.records import RunConfig
 
 ARM_AND_SEED = ("arm", "seed")
 
-# Where a run took place and where its metrics were mirrored: a run that succeeded stays valid when these change.
+# How a run was started, where it took place and where its metrics were mirrored: one that succeeded stays valid when
+# these change.
 _OF_NO_INFLUENCE = (
     "command",
     "tracking",

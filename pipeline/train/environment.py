@@ -51,7 +51,7 @@ def find_environment(verl_platform: str) -> Environment:
             "processor": _processor(),
             "cores": psutil.cpu_count(),
             "memory_gib": round(psutil.virtual_memory().total / 1024**3, 2),
-            "gpus": [] if on_cpu else _gpus(),
+            "gpus": [] if on_cpu else gpus(),
         },
         stand_ins=list(_STAND_INS) if on_cpu else [],
     )
@@ -94,7 +94,8 @@ def _processor() -> str:
     return platform.processor()
 
 
-def _gpus() -> list[dict[str, Any]]:
+def gpus() -> list[dict[str, Any]]:
+    """name and memory_gib of each. Raises pynvml.NVMLError where there is no NVIDIA driver."""
     import pynvml
 
     pynvml.nvmlInit()

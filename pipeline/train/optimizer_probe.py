@@ -32,6 +32,7 @@ from pipeline.study.planning import PlannedRun, differing_keys, in_running_order
 from pipeline.study.records import Failure, Status
 from pipeline.study.run_folder import RUN_FOLDER_VARIABLE, RunFolder, write_atomically
 from pipeline.train.by_hand import compose_sweep
+from pipeline.train.environment import gpus
 from pipeline.train.probe_shapes import SHAPES
 
 WORKER = (sys.executable, "-m", "pipeline.train.probe_worker")
@@ -127,8 +128,7 @@ def _has_gpu() -> bool:
     import pynvml
 
     try:
-        pynvml.nvmlInit()
-        return pynvml.nvmlDeviceGetCount() > 0
+        return bool(gpus())
     except pynvml.NVMLError:
         return False
 
@@ -165,11 +165,12 @@ def _planned(options: argparse.Namespace, arm: str) -> PlannedRun:
 
 def _command(options: argparse.Namespace) -> str:
     """This program with what shapes the result: neither where it is written nor how long it may take."""
+    parser = _parser()
     told = [f"--study {options.study}", f"--shape {options.shape}", f"--arms {options.arms}"]
     told += [
         f"--{name} {value}"
         for name in ("seed", "steps", "lr", "device")
-        if (value := getattr(options, name)) != _parser().get_default(name)
+        if (value := getattr(options, name)) != parser.get_default(name)
     ]
     if options.compare_megatron_core:
         told.append("--compare-megatron-core")

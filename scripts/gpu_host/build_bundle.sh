@@ -2,11 +2,12 @@
 # Build the GPU stack for a host without a network: verl, Megatron, TransformerEngine and SGLang for the torch
 # 2.11.0+cu130 and Python 3.12 that the host has.
 #   build_bundle.sh OUT TE_TORCH_WHEEL [PYTHON]
-# OUT/chunk.NN (CHUNK each, default 58M) is what travels; unpack.sh unpacks it. TE_TORCH_WHEEL: transformer_engine_torch 2.12.0 for
-# Python 3.12, which the registry has as source only; docs/gpu.md tells how it is built. PYTHON: default python3.12.
+# OUT/chunk.NN (CHUNK each, default 58M) is what travels; unpack.sh unpacks it. TE_TORCH_WHEEL: transformer_engine_torch
+# 2.12.0 for Python 3.12, which the registry has as source only; docs/gpu.md tells how it is built. PYTHON: default
+# python3.12.
 # Needs 12 GB of disk and 10 minutes.
 set -euo pipefail
-[[ $# == 2 || $# == 3 ]] || { sed -n '2,7p' "$0" | cut -c3- >&2; exit 2; }
+[[ $# == 2 || $# == 3 ]] || { sed -n '2,8p' "$0" | cut -c3- >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
