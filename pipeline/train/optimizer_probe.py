@@ -43,7 +43,8 @@ _SEQUENCES = 2
 _SEQUENCE_LENGTH = 128
 _TABLE_NOTES = (
     "Bytes to move: the fewest that a step must read and write (pipeline/train/probe_worker.py,",
-    "step_bytes_per_parameter). Bandwidth: a large copy in the same process, bytes read and written counted.",
+    "step_bytes_per_parameter). Bandwidth: a large copy in the same process, bytes read and written counted. Observer:",
+    "median of pairs of updates, with it and without. It takes the same time however many tokens an update has.",
 )
 
 
@@ -72,6 +73,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=_at_least(0), default=1, help="of the tokens (default: %(default)s)")
     parser.add_argument(
         "--steps", type=_at_least(1), default=3, help=f"of {_MINI_BATCHES} optimizer steps (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--overhead-micro-batches",
+        type=_at_least(1),
+        default=1,
+        help="what observing costs is measured with updates of so many micro-batches (default: %(default)s)",
     )
     parser.add_argument("--lr", type=_learning_rate, default=1e-6, help="default: %(default)s, the 7B recipe's")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="default: %(default)s")
@@ -168,8 +175,8 @@ def _command(options: argparse.Namespace) -> str:
     parser = _parser()
     told = [f"--study {options.study}", f"--shape {options.shape}", f"--arms {options.arms}"]
     told += [
-        f"--{name} {value}"
-        for name in ("seed", "steps", "lr", "device")
+        f"--{name.replace('_', '-')} {value}"
+        for name in ("seed", "steps", "overhead_micro_batches", "lr", "device")
         if (value := getattr(options, name)) != parser.get_default(name)
     ]
     if options.compare_megatron_core:
@@ -189,6 +196,7 @@ def _recipe(options: argparse.Namespace) -> dict[str, Any]:
         "mini_batch_size": _SEQUENCES,
         "train_batch_size": _MINI_BATCHES * _SEQUENCES,
         "sequence_length": _SEQUENCE_LENGTH,
+        "overhead_micro_batches": options.overhead_micro_batches,
         "n_workers": 1,
         "run_prefix": f"probe-{options.shape}-1n1g-tp1pp1",
         # verl's defaults but for lr
@@ -281,10 +289,12 @@ def table_of(study: Path) -> str:
         "ratio",
         "copy bandwidth, TB/s",
         "observer per update, ms",
+        "share of an update",
         "observer's memory, MiB: kept / at most",
     )
     rows = [_table_row(run) for run in runs]
-    lines = [f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *((*row, *[""] * 8)[:9] for row in rows))]
+    filled = [(*row, *[""] * (len(head) - len(row))) for row in rows]
+    lines = [f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *filled)]
     return "\n".join(["# Optimizer step, bytes and bandwidth", "", *lines, "", *_TABLE_NOTES]) + "\n"
 
 
@@ -294,6 +304,7 @@ def _table_row(run: Path) -> list[str]:
         status = RunFolder(run).read_status()
         return [run.name, "not ended" if status is None else f"{status.state}: {status.reason[:120]}"]
     speed, overhead = (json_lines.loads(file.read_bytes()) for file in files)
+    share = 100 * overhead["overhead_per_update_s"] / overhead["update_without_s"]
     memory = [overhead.get(f"memory_{name}_mib") for name in ("kept", "at_most")]
     return [
         run.name,
@@ -304,6 +315,7 @@ def _table_row(run: Path) -> list[str]:
         f"{speed['ratio']:.2f}",
         f"{speed['copy_bandwidth_bytes_per_s'] / 1e12:.3g}",
         f"{1e3 * overhead['overhead_per_update_s']:.3g}",
+        f"{share:.2f} % ({overhead['tokens_per_update']:,} tokens)",
         " / ".join("–" if size is None else f"{size:.1f}" for size in memory),
     ]
 

@@ -35,7 +35,7 @@ OVERHEAD_FILE = "probe_overhead.json"
 _CLIP_RATIO = 0.2  # verl's default, clip_ratio
 _COPY_BYTES = {"cuda": 4 * GIB, "cpu": 2**26}  # much larger than any cache
 _COPY_REPEATS = 10
-_OVERHEAD_REPEATS = 6
+_OVERHEAD_PAIRS = 4
 
 
 class ProbeObserver(EngineObserver):
@@ -92,10 +92,14 @@ def policy_loss(
     return loss, drift
 
 
-def forward_backward(engine: BareEngine, batch: MiniBatch, old_log_probs: torch.Tensor) -> dict[str, float]:
+def forward_backward(
+    engine: BareEngine, batch: MiniBatch, old_log_probs: torch.Tensor, times: int = 1
+) -> dict[str, float]:
+    """Gradients of the mini-batch, added up `times` times: as long as so many micro-batches take. The last drift."""
     engine.zero_gradients()
-    loss, drift = policy_loss(-engine.token_losses(batch.tokens), old_log_probs, batch.advantages)
-    loss.backward()
+    for _ in range(times):
+        loss, drift = policy_loss(-engine.token_losses(batch.tokens), old_log_probs, batch.advantages)
+        loss.backward()
     engine.chunk.finish_grad_sync()
     return drift
 
@@ -106,11 +110,11 @@ def old_log_probabilities(engine: BareEngine, batches: list[MiniBatch]) -> list[
 
 
 def observed_update(
-    engine: BareEngine, observer: ProbeObserver, batch: MiniBatch, old: torch.Tensor, last: bool
+    engine: BareEngine, observer: ProbeObserver, batch: MiniBatch, old: torch.Tensor, last: bool, times: int = 1
 ) -> dict[str, float]:
     """One optimizer step with everything that a training run observes. Returns the update's metrics."""
     observer.begin_update()
-    drift = forward_backward(engine, batch, old)
+    drift = forward_backward(engine, batch, old, times)
     observer.begin_optimizer_step()
     succeeded, grad_norm = engine.optimizer_step()
     observer.end_optimizer_step(grad_norm)
@@ -206,10 +210,12 @@ def write_bandwidth(folder: RunFolder, engine: BareEngine, bandwidth: float, par
 # -- what observing costs ---------------------------------------------------------------------------------------------
 
 
-def write_overhead(folder: RunFolder, engine: BareEngine, task: Task) -> None:
+def write_overhead(folder: RunFolder, engine: BareEngine, task: Task, micro_batches: int) -> None:
     """Updates with and without the observer, in turn, on one mini-batch; the observer writes to a folder of its own.
 
-    Memory: what the observer keeps, and the most that it has, while it compares. (On a GPU; RSS is too coarse.)
+    Observing takes the same time however large the mini-batch is, so its share says something only beside the size:
+    each update goes `micro_batches` times through the mini-batch. Memory: what the observer keeps, and the most that it
+    has, while it compares. (On a GPU; RSS is too coarse.)
     """
     batch, *_ = task.of_step(0)
     (old,) = old_log_probabilities(engine, [batch])
@@ -218,27 +224,29 @@ def write_overhead(folder: RunFolder, engine: BareEngine, task: Task) -> None:
         observer = ProbeObserver(engine, RunFolder(Path(scratch)))
         kept = _allocated(task.device) - before
         observed_update(engine, observer, batch, old, last=False)  # the first writes the ledger
-        with_observer, without = [], []
-        for _ in range(_OVERHEAD_REPEATS):
-            with_observer.append(_timed(task.device, lambda: observed_update(engine, observer, batch, old, last=False)))
-            without.append(_timed(task.device, lambda: _bare_update(engine, batch, old)))
         on_top = _peak_while_comparing(engine, observer, batch, old, task.device)
+
+        def observed() -> None:
+            observed_update(engine, observer, batch, old, last=False, times=micro_batches)
+
+        def bare() -> None:
+            forward_backward(engine, batch, old, micro_batches)
+            engine.optimizer_step()
+
+        pairs = [(_timed(task.device, observed), _timed(task.device, bare)) for _ in range(_OVERHEAD_PAIRS)]
+    with_observer, without = (list(times) for times in zip(*pairs, strict=True))
     content = {
+        "tokens_per_update": micro_batches * batch.tokens.numel(),
         "update_with_observer_s": median(with_observer),
         "update_without_s": median(without),
-        "overhead_per_update_s": median(with_observer) - median(without),
-        "pairs": _OVERHEAD_REPEATS,
+        "overhead_per_update_s": median(seen - unseen for seen, unseen in pairs),
+        "pairs": len(pairs),
         "with_observer_s": with_observer,
         "without_s": without,
     }
     if task.device == "cuda":
         content |= {"memory_kept_mib": kept / 2**20, "memory_at_most_mib": (kept + on_top) / 2**20}
     write_atomically(folder.path / OVERHEAD_FILE, json_lines.dumps(content, indent=True))
-
-
-def _bare_update(engine: BareEngine, batch: MiniBatch, old: torch.Tensor) -> None:
-    forward_backward(engine, batch, old)
-    engine.optimizer_step()
 
 
 def _timed(device: str, action: Any) -> float:
@@ -304,7 +312,7 @@ def run(folder: RunFolder) -> None:
             _log.info("step %d: %s", step, metrics)
         write_bandwidth(folder, engine, bandwidth, shape.parameters)
         del observer  # its memory: the next one's is measured
-        write_overhead(folder, engine, task)
+        write_overhead(folder, engine, task, recipe["overhead_micro_batches"])
 
 
 def main() -> int:

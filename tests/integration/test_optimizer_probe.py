@@ -24,7 +24,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = tmp_path_factory.mktemp("results")
     done = subprocess.run(
         [sys.executable, "-m", "pipeline.train.optimizer_probe", "--study", "probe", "--shape", "tiny",
-         "--device", "cpu", "--lr", "1e-4", "--steps", "2", "--arms", ",".join(ARMS), "--results-dir", str(results)],
+         "--device", "cpu", "--lr", "1e-4", "--steps", "2", "--overhead-micro-batches", "2", "--arms", ",".join(ARMS),
+         "--results-dir", str(results)],
         cwd=optimizer_probe.PROJECT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -80,13 +81,14 @@ def test_times_and_bytes_are_written(study: Path) -> None:
         assert speed["ratio"] == pytest.approx(speed["optimizer_step_s"]["median"] / speed["floor_s"])
         overhead = json_lines.loads((run / "probe_overhead.json").read_bytes())
         assert len(overhead["with_observer_s"]) == len(overhead["without_s"]) == overhead["pairs"]
-    assert len((study / "optimizer_steps.md").read_text().splitlines()) == 4 + len(ARMS) + 3
+        assert overhead["tokens_per_update"] == 2 * 256
+    assert len((study / "optimizer_steps.md").read_text().splitlines()) == 4 + len(ARMS) + 4
 
 
 def test_the_report_tells_its_own_command(conclusions: Conclusions) -> None:
     expected = (
         "python -m pipeline.train.optimizer_probe --study probe --shape tiny"
-        f" --arms {','.join(ARMS)} --steps 2 --lr 0.0001 --device cpu"
+        f" --arms {','.join(ARMS)} --steps 2 --overhead-micro-batches 2 --lr 0.0001 --device cpu"
     )
     assert reproduce_command(conclusions.study) == expected
 
@@ -111,7 +113,7 @@ def test_bytes_to_move(conclusions: Conclusions) -> None:
 
 def test_a_second_call_keeps_what_succeeded(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--study", study.name, "--shape", "tiny", "--device", "cpu", "--results-dir", str(study.parent)]
-    arguments += ["--arms", "baseline", "--lr", "1e-4"]
+    arguments += ["--arms", "baseline", "--lr", "1e-4", "--overhead-micro-batches", "2"]
     assert optimizer_probe.main([*arguments, "--steps", "2"]) == 0
     assert "succeeded before, kept" in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:

@@ -12,12 +12,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from pipeline.callbacks.liveness import ChecksumsAndSample, EveryElement
 
-SIZES = [3, 70_000, 131_072]
+SIZES = [3, 70_000, 131_071]
 
 
 def _parameters() -> list[torch.Tensor]:
+    """Views of one buffer, as Megatron makes them; the second begins between two 32-bit words."""
     generator = torch.Generator().manual_seed(1)
-    return [torch.randn(size, generator=generator).to(torch.bfloat16) for size in SIZES]
+    return list(torch.randn(sum(SIZES), generator=generator).to(torch.bfloat16).split(SIZES))
 
 
 @pytest.mark.parametrize("probe_class", [EveryElement, ChecksumsAndSample])
