@@ -9,7 +9,7 @@ import pydantic
 import yaml
 
 from pipeline.launch.errors import BadInput
-from pipeline.study.planning import PlannedRun, differing_keys
+from pipeline.study.planning import PlannedRun, success_in_the_way
 from pipeline.study.run_folder import RunFolder
 
 
@@ -102,13 +102,10 @@ def _check_same_configuration(run: PlannedRun, folder: RunFolder) -> None:
         raise BadInput(
             f"{folder.config_file} cannot be read ({_first_line(error)}). Move the folder away, or give rerun=true"
         ) from error
-    differing = differing_keys(former, run.config)
-    if differing:
-        listed = "\n".join(f"  {key}: {was!r} then, {now!r} now" for key, (was, now) in list(differing.items())[:20])
+    if told := success_in_the_way(former, run.config):
         raise BadInput(
-            f"study_name={run.config.study_name}: {run.run_id} already succeeded there with another configuration:\n"
-            f"{listed}\nChoose another study_name, or give rerun=true to run it again "
-            "(the old folder moves to attempts/)"
+            f"study_name={run.config.study_name}: {run.run_id} {told}\n"
+            "Choose another study_name, or give rerun=true to run it again (the old folder moves to attempts/)"
         )
 
 

@@ -11,6 +11,7 @@ from pipeline.study.gates_hash import gates_hash
 from pipeline.study.records import RunConfig
 
 ARM_AND_SEED = ("arm", "seed")
+_MOST_TOLD = 20
 
 # How a run was started, where it took place and where its metrics were mirrored: one that succeeded stays valid when
 # these change.
@@ -102,6 +103,12 @@ def differing_keys(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any
     left, right = (dict(flattened(config.model_dump())) for config in (one, other))
     names = [name for name in (*left, *(name for name in right if name not in left)) if not _without_influence(name)]
     return {name: (left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name)}
+
+
+def success_in_the_way(former: RunConfig, run: RunConfig) -> str:
+    """What to tell of a run that succeeded as `former` and is now wanted as `run`; empty where its result holds."""
+    told = [f"  {key}: {was!r} then, {now!r} now" for key, (was, now) in differing_keys(former, run).items()]
+    return "\n".join(["succeeded with another configuration:", *told[:_MOST_TOLD]]) if told else ""
 
 
 def _without_influence(name: str) -> bool:

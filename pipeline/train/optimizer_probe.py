@@ -28,7 +28,7 @@ from pipeline.callbacks.failure import record_failure
 from pipeline.study import json_lines
 from pipeline.study.naming import check_study_name
 from pipeline.study.paths import PROJECT
-from pipeline.study.planning import PlannedRun, differing_keys, in_running_order, planned_run
+from pipeline.study.planning import PlannedRun, in_running_order, planned_run, success_in_the_way
 from pipeline.study.records import Failure, Status
 from pipeline.study.run_folder import RUN_FOLDER_VARIABLE, RunFolder, write_atomically
 from pipeline.train.by_hand import compose_sweep
@@ -151,9 +151,8 @@ def _in_the_way(study: Path, runs: list[PlannedRun]) -> str:
         former = folder.read_status()
         if former is None or former.state != "succeeded":
             continue
-        if different := differing_keys(folder.read_config(), run.config):
-            told = ", ".join(f"{key}: {then} then, {now} now" for key, (then, now) in list(different.items())[:3])
-            return f"{folder.path} succeeded with another configuration: {told}. Give another --study"
+        if told := success_in_the_way(folder.read_config(), run.config):
+            return f"{folder.path} {told}\nGive another --study"
     return ""
 
 

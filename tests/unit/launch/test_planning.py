@@ -15,6 +15,7 @@ from pipeline.study.planning import (
     flattened,
     in_running_order,
     repeated_run_ids,
+    success_in_the_way,
 )
 
 Planned = Callable[..., PlannedRun]
@@ -67,6 +68,16 @@ def test_flattened_keeps_empty_mappings_and_lists_as_leaves() -> None:
 def test_differing_keys_name_what_can_change_a_result(planned: Planned) -> None:
     one, other = planned("pao", lr=0.1).config, planned("pao", lr=0.2, fault="nan_gradient").config
     assert differing_keys(one, other) == {"recipe.lr": (0.1, 0.2), "recipe.fault": (None, "nan_gradient")}
+
+
+def test_a_success_in_the_way_is_told_with_what_differs(planned: Planned) -> None:
+    former = planned("pao", lr=0.1).config
+    assert success_in_the_way(former, planned("pao", lr=0.1).config) == ""
+    assert success_in_the_way(former, planned("pao", lr=0.2, fault="nan_gradient").config) == (
+        "succeeded with another configuration:\n"
+        "  recipe.lr: 0.1 then, 0.2 now\n"
+        "  recipe.fault: None then, 'nan_gradient' now"
+    )
 
 
 def test_where_a_run_took_place_is_no_difference(planned: Planned) -> None:
