@@ -23,6 +23,8 @@ class Capacity:
     def check(self, runs: Sequence[LaunchableRun]) -> None:
         """Raises BadInput for a run that the cluster could not take even when it is idle."""
         totals = [node["resources_total"].get(self._resource, 0.0) for node in self._dashboard.alive_nodes()]
+        if self._resource == "GPU" and not any(totals):
+            raise BadInput(self._no_gpu(runs[0].planned.config.cluster["name"]))
         for run in runs:
             recipe = run.planned.config.recipe
             nodes, workers = recipe["n_nodes"], recipe["n_workers"]
@@ -33,6 +35,13 @@ class Capacity:
                     f"has too little {self._resource} (its nodes offer {found or 'none'}). "
                     "Give a smaller recipe.n_workers, or another cluster"
                 )
+
+    def _no_gpu(self, cluster: str) -> str:
+        where = f"the cluster at {self._dashboard.address}" if self._shared else "this machine"
+        return (
+            f"cluster={cluster}: {where} has no GPU that Ray can use. Run on a host with GPUs, or without one give "
+            "cluster=embedded and an embedded recipe (recipe=tiny_cpu)"
+        )
 
     def remember(self, driver_job_id: str | None) -> None:
         """The job whose actors must be gone before the next run starts."""
