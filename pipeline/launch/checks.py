@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -13,6 +12,7 @@ import requests
 from pydantic import ConfigDict, Field, PositiveInt
 
 from pipeline.launch.cluster import ClusterSettings
+from pipeline.launch.dashboard_port import check_port_free
 from pipeline.launch.errors import BadInput, shown
 from pipeline.launch.ray_dashboard import RayDashboard, users_token
 from pipeline.study import faults, naming
@@ -263,17 +263,3 @@ def _check_is_our_ray(address: str, response: requests.Response) -> None:
         raise BadInput(
             f"cluster.address={address}: the cluster runs Ray {theirs}, here is Ray {ours}. Install the same version"
         )
-
-
-def check_port_free(port: int) -> None:
-    """Raises BadInput unless a dashboard can listen on 127.0.0.1:`port`."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise BadInput(
-                f"cluster.dashboard_port={port} is in use on this machine ({error.strerror}). Choose another with "
-                f"cluster.dashboard_port={port + 1 if port < 65535 else 8265}, or use the cluster that listens there: "
-                f"cluster.address=http://127.0.0.1:{port}"
-            ) from error

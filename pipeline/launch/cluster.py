@@ -17,6 +17,7 @@ import psutil
 import pydantic
 from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
 
+from pipeline.launch.dashboard_port import claim_port
 from pipeline.launch.errors import ClusterError
 from pipeline.launch.ray_dashboard import RayDashboard
 
@@ -69,7 +70,11 @@ class LocalCluster:
     """
 
     def __init__(self, settings: ClusterSettings, workers: int) -> None:
-        """workers: how many of `worker_resource` the node offers (counted by Ray itself where that is GPU)."""
+        """workers: how many of `worker_resource` the node offers (counted by Ray itself where that is GPU).
+
+        Raises BadInput where another sweep has claimed the dashboard's port; `stop` gives it back.
+        """
+        self._claim = claim_port(settings.dashboard_port)
         self._settings = settings
         self._workers = workers
         self._process: subprocess.Popen[bytes] | None = None
@@ -170,6 +175,7 @@ class LocalCluster:
             _, left = psutil.wait_procs(self._at_stop, timeout=2.0)
             _kill_all([*left, *self.processes()])
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._claim.close()
 
     def keep_logs(self, folder: Path) -> None:
         """Copy Ray's own logs, which explain a node that died, to `folder`."""

@@ -62,7 +62,11 @@ class Sweep:
         self._ending: LocalCluster | None = None
 
     def run(self) -> SweepOutcome:
-        """Run what is to be run. Raises ClusterError when there is no cluster, before any run folder changes."""
+        """Run what is to be run.
+
+        Before any run folder changes it raises ClusterError when there is no cluster, and BadInput when the cluster
+        cannot take the runs or another sweep is starting one in its place.
+        """
         title = f"study {self.study.path.name}, results in {self.study.path}"
         with Interrupts() as interrupts, display_for(list(self._views.values()), title) as display:
             to_run = [run for run in self.runs if not self._is_kept(run, display)]
