@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -16,6 +18,7 @@ from pipeline.launch.dashboard_port import check_port_free
 from pipeline.launch.errors import BadInput, shown
 from pipeline.launch.ray_dashboard import RayDashboard, users_token
 from pipeline.study import faults, naming
+from pipeline.study.paths import PROJECT
 from pipeline.study.planning import PlannedRun, repeated_run_ids
 
 
@@ -219,6 +222,27 @@ class Tracking(pydantic.BaseModel):
 
 def check_tracking(tracking: Mapping[str, Any]) -> None:
     validated(Tracking, tracking, "tracking")
+
+
+def check_api_key(runs: Sequence[PlannedRun]) -> None:
+    """Raises BadInput for an online run whose job would find no W&B API key on this machine.
+
+    A cluster that is running already has an environment of its own, which is not known here.
+    """
+    cluster = runs[0].config.cluster
+    if cluster["address"] is not None or all(run.config.tracking["mode"] != "online" for run in runs):
+        return
+    # In the environment of the jobs, and where they start W&B: both may hold settings of W&B.
+    environment = {**os.environ, **{name: str(value) for name, value in cluster["env"].items()}}
+    asked = subprocess.run(
+        [sys.executable, "-m", "pipeline.tracking.api_key"],
+        cwd=PROJECT, env=environment, stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    if wrong := asked.stdout.strip().removesuffix("."):
+        raise BadInput(
+            f"tracking=online: {wrong}. Give a key with `wandb login` or in WANDB_API_KEY, or track with "
+            "tracking=offline and upload later"
+        )
 
 
 def check_cluster(cluster: Mapping[str, Any]) -> None:

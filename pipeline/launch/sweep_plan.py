@@ -41,8 +41,9 @@ def plan(
     checks.check_runs(runs)
     launchable = decide(in_running_order(runs), study, rerun)
     cluster = runs[0].config.cluster
-    if any(not run.kept for run in launchable):
+    if to_start := [run.planned for run in launchable if not run.kept]:
         checks.check_cluster(cluster)
+        checks.check_api_key(to_start)
     return SweepPlan(launchable, cluster)
 
 

@@ -49,7 +49,7 @@ def test_without_w_and_b_training_and_tracking_import_as_well() -> None:
 
     But for workspace and written_report, made of wandb-workspaces' parts, which `create` imports in a function.
     """
-    modules = [f"pipeline.tracking.{name}" for name in ("mirror", "mirror_process", "sync", "create")]
+    modules = [f"pipeline.tracking.{name}" for name in ("mirror", "mirror_process", "sync", "create", "api_key")]
     import_without("torch,ray,wandb,verl", *modules, "pipeline.dashboard")
     with pytest.raises(AssertionError, match="wandb is not for this part"):
         import_without("wandb", "pipeline.tracking.workspace")

@@ -12,6 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from pipeline.launch import checks
+from pipeline.launch.errors import BadInput
 from pipeline.launch.sweep_plan import plan, study_folder
 from pipeline.study.paths import PROJECT
 from pipeline.study.planning import flattened
@@ -101,6 +102,12 @@ def test_composed_jobs_become_runs_in_their_order(tmp_path: Path) -> None:
 def test_the_plan_writes_nothing_but_the_study_s_folder(tmp_path: Path) -> None:
     planned_runs(tmp_path, ["arm=pao"])
     assert [path.name for path in tmp_path.rglob("*")] == ["embedded"]
+
+
+def test_the_plan_asks_for_the_api_key_of_online_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "tooshort")
+    with pytest.raises(BadInput, match="tracking=online"):
+        planned_runs(tmp_path, ["arm=pao", "tracking=online"])
 
 
 def sweep(*overrides: str, cwd: Path = PROJECT) -> subprocess.CompletedProcess[str]:

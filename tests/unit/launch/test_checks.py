@@ -155,6 +155,58 @@ def test_an_address_where_nobody_listens_is_told(cluster: dict[str, Any]) -> Non
         checks.check_cluster({**cluster, "address": f"http://127.0.0.1:{port}"})
 
 
+KEY = "0" * 40
+
+
+@pytest.fixture
+def online(planned: Callable[..., PlannedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlannedRun:
+    """A run with tracking=online, of a user whom W&B does not know."""
+    for name in ("WANDB_API_KEY", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    run = planned()
+    run.config.tracking["mode"] = "online"
+    return run
+
+
+def test_tracking_online_without_an_api_key_is_told(
+    online: PlannedRun, planned: Callable[..., PlannedRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BadInput) as raised:
+        checks.check_api_key([planned(), online])
+    words = ["tracking=online: there is no W&B API key for http://127.0.0.1:9", "WANDB_API_KEY", "tracking=offline"]
+    assert all(word in str(raised.value) for word in words), raised.value
+    monkeypatch.setenv("WANDB_API_KEY", "tooshort")
+    with pytest.raises(BadInput, match="must have 40") as raised:
+        checks.check_api_key([online])
+    assert "tooshort" not in str(raised.value)
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    checks.check_api_key([online])
+
+
+def test_an_api_key_in_netrc_is_for_its_server_only(online: PlannedRun, tmp_path: Path) -> None:
+    (tmp_path / ".netrc").write_text(f"machine wandb.example.com\n  login user\n  password {KEY}\n")
+    with pytest.raises(BadInput, match="no W&B API key for http://127"):
+        checks.check_api_key([online])
+    online.config.cluster["env"]["WANDB_BASE_URL"] = "https://wandb.example.com"
+    checks.check_api_key([online])
+
+
+def test_a_server_of_w_and_b_that_is_no_address_is_told(online: PlannedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_BASE_URL", "nonsense")
+    with pytest.raises(BadInput, match="tracking=online: W&B's setting base_url: Input should be a valid URL"):
+        checks.check_api_key([online])
+
+
+def test_other_tracking_and_a_running_cluster_need_no_api_key_here(
+    online: PlannedRun, planned: Callable[..., PlannedRun]
+) -> None:
+    checks.check_api_key([planned()])
+    online.config.cluster["address"] = "http://host:8265"
+    checks.check_api_key([online])
+
+
 class Answer(http.server.BaseHTTPRequestHandler):
     status, body = 200, b""
 
