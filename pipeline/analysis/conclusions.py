@@ -121,7 +121,7 @@ class Conclusions:
     memory: dict[str, RunMemory]
     """By run id."""
     first_differences: dict[tuple[str, str], ExactComparison]
-    """By pair id and treatment arm."""
+    """By pair id and treatment arm, of the valid pairs: that a run which broke off shows no difference says nothing."""
 
     @property
     def one_line(self) -> str:
@@ -142,7 +142,9 @@ def conclude(study: Study) -> Conclusions:
         verdicts={arm: _verdict(study, arm, diagnoses, memory) for arm in study.treatments},
         diagnoses=diagnoses,
         memory=memory,
-        first_differences={(pair.id, pair.treatment.arm): compare_exactly([pair], []) for pair in study.pairs},
+        first_differences={
+            (pair.id, pair.treatment.arm): compare_exactly([pair], []) for pair in study.pairs if pair.valid
+        },
     )
 
 

@@ -136,15 +136,19 @@ def _interval(metric: ParityMetric) -> str | None:
 def difference_table(conclusions: Conclusions) -> str:
     rows: list[list[object]] = []
     for pair in conclusions.study.pairs:
-        found = conclusions.first_differences[pair.id, pair.treatment.arm]
-        same = "no difference in any metric but times and memory" if len(pair.baseline.steps) else "no rows"
-        where = same if found.first_step is None else f"`{found.first_metric}`"
-        size = number(found.first_difference)
-        masters = _masters(found)
-        rows.append([in_setting(pair.treatment.arm, pair.setting), pair.seed, found.first_step, where, size, *masters])
+        found = conclusions.first_differences.get((pair.id, pair.treatment.arm))
+        rows.append([in_setting(pair.treatment.arm, pair.setting), pair.seed, *_where_they_part(found)])
     head = ["arm", "seed", "first step that differs", "metric that differs most there", "relative"]
     masters_head = ["fp32 masters identical", "bf16 weights that differ there", "of them rounding ties"]
     return table([*head, *masters_head], rows, limit=_ROWS)
+
+
+def _where_they_part(found: ExactComparison | None) -> list[object]:
+    if found is None:
+        return [None, "not compared: the pair is not valid", None, None, None, None]
+    same = found.first_step is None
+    where = "no difference in any metric but times and memory" if same else f"`{found.first_metric}`"
+    return [found.first_step, where, number(found.first_difference), *_masters(found)]
 
 
 def _masters(found: ExactComparison) -> list[object]:

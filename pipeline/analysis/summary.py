@@ -90,7 +90,7 @@ def _diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _pair(conclusions: Conclusions, pair: Pair) -> dict[str, Any]:
-    difference = conclusions.first_differences[pair.id, pair.treatment.arm]
+    difference = conclusions.first_differences.get((pair.id, pair.treatment.arm))
     return {
         "id": pair.id,
         "arm": pair.treatment.arm,
@@ -100,10 +100,11 @@ def _pair(conclusions: Conclusions, pair: Pair) -> dict[str, Any]:
         "treatment": pair.treatment.id,
         "valid": pair.valid,
         "reasons": pair.reasons,
-        "first_difference_step": difference.first_step,
-        "first_difference_metric": difference.first_metric,
-        "first_difference_relative": difference.first_difference,
-        "masters": None if difference.masters is None else asdict(difference.masters),
+        "compared": difference is not None,
+        "first_difference_step": difference and difference.first_step,
+        "first_difference_metric": difference and difference.first_metric,
+        "first_difference_relative": difference and difference.first_difference,
+        "masters": difference and difference.masters and asdict(difference.masters),
     }
 
 

@@ -86,6 +86,17 @@ def test_identical_arms_have_no_first_difference(write_study: WriteStudy) -> Non
     assert not summary["verdicts"]
 
 
+def test_arms_that_were_not_compared_are_not_called_the_same(write_study: WriteStudy) -> None:
+    folder = write_study(*BOTH)
+    for rows in ("steps.jsonl", "updates.jsonl"):
+        (folder / "runs" / "grpo-made_up-1n1w-tp1pp1-pao-s1" / rows).unlink()
+    conclusions = concluded(folder)
+    report = render_report(conclusions, [])
+    assert "| pao | 1 | – | not compared: the pair is not valid | – |" in report
+    assert "no difference in any metric" not in report
+    assert summarise(conclusions)["pairs"][0]["compared"] is False
+
+
 def test_a_study_without_treatment_still_has_diagnoses(write_study: WriteStudy) -> None:
     report = render_report(concluded(write_study({"updates_per_step": 1})), [])
     assert "on-policy by design" in "".join(report.split("\n")[:3])
