@@ -23,7 +23,7 @@ from pipeline.analysis.load import Run, Study
 from pipeline.analysis.pairs import why_it_ended
 from pipeline.analysis.report import stands_on, warnings
 from pipeline.analysis.sections import curves_by_section
-from pipeline.analysis.words import shortened
+from pipeline.analysis.words import brief
 
 _DASHES = {"-": [], ":": [2, 3], "--": [7, 4], "-.": [8, 3, 2, 3]}  # pixels
 
@@ -102,7 +102,7 @@ def _pairs(study: Study) -> dict[str, str]:
 
 def _run_row(conclusions: Conclusions, run: Run) -> dict[str, Any]:
     ended = run.status.state if run.status else "not ended"
-    why = shortened(why_it_ended(run))
+    why = brief(why_it_ended(run))
     return {
         "id": run.id,
         "arm": run.arm,

@@ -18,6 +18,7 @@ from pipeline.analysis.load import Run
 from pipeline.analysis.non_finite import non_finite_metrics
 from pipeline.analysis.pairs import why_it_ended
 from pipeline.analysis.treatment import kind_words
+from pipeline.analysis.words import brief
 from pipeline.study.faults import FAULTS
 
 DiagnosisOutcome = Literal[
@@ -144,7 +145,7 @@ def worst(diagnoses: list[Diagnosis]) -> Diagnosis:
 
 
 def _ended(run: Run) -> str:
-    told = why_it_ended(run)
+    told = brief(why_it_ended(run))
     return f"; the run ended with: {told}" if told else ""
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from pipeline.analysis.load import BASELINE, Pair, Run, Study, arm_order, load_runs, nested
 from pipeline.analysis.non_finite import non_finite_metrics
 from pipeline.analysis.treatment import check_treatment
+from pipeline.analysis.words import brief
 
 
 def load_study(folder: Path, meanwhile: Callable[[], None] | None = None) -> Study:
@@ -60,7 +61,7 @@ def _run_reasons(run: Run) -> Iterator[str]:
     if run.status is None:
         yield "has not ended (still running, or killed before it could say how)"
     elif run.status.state != "succeeded":
-        yield f"{run.status.state}{f' ({told})' if (told := why_it_ended(run)) else ''}"
+        yield f"{run.status.state}{f' ({told})' if (told := brief(why_it_ended(run))) else ''}"
     check = check_treatment(run)
     if check.outcome != "in effect":
         yield f"treatment {check.outcome}: {check.sentence}"

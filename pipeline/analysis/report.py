@@ -32,10 +32,11 @@ from pipeline.analysis.report_tables import (
     parity_table,
     savings_table,
 )
-from pipeline.analysis.words import alike, short_list, shortened
+from pipeline.analysis.words import alike, brief, short_list, shortened
 
 PR_LIMIT = 60_000
 """Characters; GitHub refuses comments above 65,536."""
+_LONGEST_ERROR = 1000
 
 
 def render_report(conclusions: Conclusions, pictures: list[Picture]) -> str:
@@ -214,13 +215,20 @@ def _left_out(conclusions: Conclusions) -> Iterator[str]:
             yield f"pair {pair.id} with {pair.treatment.arm}: {reasons}"
         elif on_two_machines(pair):
             yield f"times of pair {pair.id} with {pair.treatment.arm}: its runs were made on two machines"
-    paired = {run.id for pair in study.pairs for run in (pair.baseline, pair.treatment)}
-    for run in study.runs:
-        if run.id not in paired and (run.status is None or run.status.state != "succeeded"):
-            yield f"{run.id}: {run.status.state if run.status else 'not ended'}: {shortened(why_it_ended(run))}"
+    yield from _ended_otherwise(study)
     yield from map(shortened, study.notes)
     notes = [(run.id, note) for run in study.runs for note in [*run.notes, *conclusions.memory[run.id].notes]]
     yield from map(shortened, alike(notes))
+
+
+def _ended_otherwise(study: Study) -> Iterator[str]:
+    """The one place where a run's error stands in full."""
+    paired = {run.id for pair in study.pairs for run in (pair.baseline, pair.treatment)}
+    for run in study.runs:
+        why = why_it_ended(run)
+        told_with_its_pair = run.id in paired and brief(why) == shortened(why).removesuffix(".")
+        if (run.status is None or run.status.state != "succeeded") and not told_with_its_pair:
+            yield f"{run.id}: {run.status.state if run.status else 'not ended'}: {shortened(why, _LONGEST_ERROR)}"
 
 
 def _not_shown(conclusions: Conclusions) -> Iterator[str]:

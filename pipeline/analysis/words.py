@@ -56,13 +56,20 @@ def number(value: float | None) -> str | None:
 
 
 _DEEP_PATH = re.compile(r"(?<![\w.:/])(?:/[\w.+@-]+){3,}")
+_SENTENCE_END = re.compile(r"(?<=[\w)\]'\"])\.\s+(?=[A-Z])")
 _LONGEST = 400
+_LONGEST_BRIEF = 160
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, longest: int = _LONGEST) -> str:
     """One line of bounded length, absolute paths cut to their last two parts: a report may leave this machine."""
     line = _DEEP_PATH.sub(lambda match: "…/" + "/".join(match[0].split("/")[-2:]), " ".join(text.split()))
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def brief(text: str) -> str:
+    """The first sentence, for errors where they are told in passing."""
+    return shortened(_SENTENCE_END.split(text, maxsplit=1)[0].removesuffix("."), _LONGEST_BRIEF)
 
 
 def counted(count: int, noun: str) -> str:

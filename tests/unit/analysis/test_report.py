@@ -19,7 +19,7 @@ from pipeline.analysis.figures import Picture
 from pipeline.analysis.pairs import load_study
 from pipeline.analysis.report import PR_LIMIT, render_pr_comment, render_report
 from pipeline.analysis.summary import summarise
-from pipeline.analysis.words import shortened
+from pipeline.analysis.words import brief, shortened
 from pipeline.analyze import analyze, main
 from pipeline.study import json_lines
 
@@ -84,6 +84,40 @@ def test_identical_arms_have_no_first_difference(write_study: WriteStudy) -> Non
     summary = summarise(concluded(write_study({"arm": "baseline"}, {"arm": "baseline_repeat"})))
     assert summary["pairs"][0]["first_difference_step"] is None
     assert not summary["verdicts"]
+
+
+OUT_OF_MEMORY = (
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 1.02 GiB. GPU 0 has a total capacity of 139.80 GiB of "
+    f"which 460.12 MiB is free. {'Including non-PyTorch memory, this process has 139.34 GiB memory in use. ' * 7}See "
+    "the end of this message"
+)
+
+
+def test_a_long_error_stands_in_full_once(write_study: WriteStudy) -> None:
+    folder = write_study(*BOTH, {"arm": "pao_bf16_all"})
+    for name in ("baseline", "pao"):  # the baseline belongs to two pairs
+        run = folder / "runs" / f"grpo-made_up-1n1w-tp1pp1-{name}-s1"
+        status = json_lines.loads((run / "status.json").read_bytes())
+        status |= {"state": "failed", "failure": {"error": f"{OUT_OF_MEMORY} of {name}", "where": "rank 0"}}
+        (run / "status.json").write_bytes(json_lines.dumps(status))
+        (run / "updates.jsonl").unlink()
+    conclusions = concluded(folder)
+    for text in (render_report(conclusions, []), render_pr_comment(conclusions, [])):
+        for name in ("baseline", "pao"):
+            assert text.count(f"the end of this message of {name}") == 1
+        assert "no optimizer step recorded its liveness; the run ended with: rank 0: OutOfMemoryError: CUDA out" in text
+        assert text.count("Tried to allocate") == 2
+    page = render_dashboard(conclusions)
+    assert "CUDA out of memory" in page
+    assert "Tried to allocate" not in page
+
+
+def test_the_first_sentence_is_enough_in_passing() -> None:
+    assert brief("OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB.") == (
+        "OutOfMemoryError: CUDA out of memory"
+    )
+    assert brief("needs megatron-core 0.16.1 or later.") == "needs megatron-core 0.16.1 or later"
+    assert brief("x" * 500) == f"{'x' * 159}…"
 
 
 def test_arms_that_were_not_compared_are_not_called_the_same(write_study: WriteStudy) -> None:
