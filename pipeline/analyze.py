@@ -71,7 +71,7 @@ def _write(folder: Path, conclusions: "Conclusions", pictures: "list[Picture]", 
     write_atomically(report, render_report(conclusions, pictures).encode())
     write_atomically(folder / "pr_comment.md", render_pr_comment(conclusions, pictures, image_prefix).encode())
     write_atomically(folder / "dashboard.html", render_dashboard(conclusions).encode())
-    return AnalysisOutcome(report, summary, conclusions.one_line)
+    return AnalysisOutcome(report, summary, summary["one_line"])
 
 
 def main(arguments: list[str] | None = None) -> int:

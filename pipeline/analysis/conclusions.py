@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pipeline.analysis.cost import TimeRatio, optimizer_step_ratio, step_ratio
-from pipeline.analysis.diagnosis import ALIVE, Diagnosis, diagnose, worst
+from pipeline.analysis.diagnosis import Diagnosis, diagnose, worst
 from pipeline.analysis.exact import compare_exactly
 from pipeline.analysis.ledger import RunLedger, predict_and_compare
 from pipeline.analysis.load import BASELINE, Pair, Run, Study
@@ -12,7 +12,6 @@ from pipeline.analysis.parity import judge_parity
 from pipeline.analysis.results import ExactComparison, ParityResult
 from pipeline.analysis.savings import Savings, judge_savings
 from pipeline.analysis.treatment import TreatmentCheck, check_treatment
-from pipeline.analysis.words import gib
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,7 @@ class Verdict:
     pairs: list[Pair]
     treatment: TreatmentCheck
     updates: Diagnosis
+    """The worst, runs left aside that broke off before they could tell; likewise by `Run.setting`."""
     updates_by_setting: dict[str, Diagnosis]
     savings: Savings
     parity: ParityResult
@@ -63,51 +63,6 @@ class Verdict:
         found = [item for item in self.memory if item.phase == "after_update" and item.source in ("allocated", "rss")]
         return found[0] if found else None
 
-    @property
-    def trade(self) -> str:
-        """The whole trade in one line: GiB saved, percent of the device, step time, parity."""
-        return f"{self.arm}: {'; '.join(self.trade_parts)}"
-
-    @property
-    def trade_parts(self) -> list[str]:
-        """The saving first."""
-        parts = [self._saved(), self._updates(), self._times(), f"parity: {self.parity.outcome}"]
-        return [part for part in parts if part]
-
-    def _saved(self) -> str:
-        savings = self.savings
-        if savings.found is None or savings.explained is None:
-            return "saving not measured"
-        per_rank = [found for _, _, found in savings.gib_per_rank]
-        mean = sum(per_rank) / len(per_rank) if per_rank else 0.0
-        per = f"{self.device}{f' ({100 * mean / self.device_gib:.2g} % of {self._size})' if self.device_gib else ''}"
-        if savings.outcome == "alarm":
-            told = f"{savings.found:.2f} bytes per parameter gone where this arm can save {savings.explained:.2f}"
-            return f"ALARM: {told}, {gib(mean)} GiB per {per}"
-        return f"saves {gib(mean)} GiB per {per}, {savings.found:.2f} bytes per parameter"
-
-    @property
-    def _size(self) -> str:
-        return f"{self.device_gib:.0f} GiB{'' if self.device == 'GPU' else ' host memory'}"
-
-    def _updates(self) -> str:
-        if len({found.outcome for found in self.updates_by_setting.values()}) > 1:
-            told = [f"{_outcome(found)} ({setting})" for setting, found in self.updates_by_setting.items()]
-            return f"updates: {', '.join(told)}"
-        return f"updates: {self.updates.outcome}" if self.updates.outcome in ALIVE else self.updates.outcome.upper()
-
-    def _times(self) -> str:
-        parts = [
-            f"{name} {ratio.ratio:.2f} x"
-            for name, ratio in (("optimizer step", self.optimizer_step), ("whole step", self.step))
-            if ratio is not None
-        ]
-        return f"time: {', '.join(parts)}" if parts else ""
-
-
-def _outcome(diagnosis: Diagnosis) -> str:
-    return diagnosis.outcome if diagnosis.outcome in ALIVE else diagnosis.outcome.upper()
-
 
 @dataclass(frozen=True)
 class Conclusions:
@@ -122,14 +77,6 @@ class Conclusions:
     """By run id."""
     first_differences: dict[tuple[str, str], ExactComparison]
     """By pair id and treatment arm, of the valid pairs: that a run which broke off shows no difference says nothing."""
-
-    @property
-    def one_line(self) -> str:
-        """The study's answer."""
-        if self.verdicts:
-            return " | ".join(verdict.trade for verdict in self.verdicts.values())
-        arms = ", ".join(f"{name} {arm.diagnosis.outcome}" for name, arm in self.arms.items())
-        return f"no treatment arm, so nothing to compare; updates: {arms}"
 
 
 def conclude(study: Study) -> Conclusions:
@@ -192,8 +139,8 @@ def _verdict(study: Study, arm: str, diagnoses: dict[str, Diagnosis], memory: di
         arm,
         pairs,
         _worst_check(runs),
-        worst([diagnoses[run.id] for run in runs]),
-        _worst_by_setting(runs, diagnoses),
+        worst([diagnoses[run.id] for run in _telling(runs, diagnoses)]),
+        _worst_by_setting(_telling(runs, diagnoses), diagnoses),
         judge_savings(pairs, differences),
         judge_parity(study, study.pairs, arm),
         differences,
@@ -202,6 +149,15 @@ def _verdict(study: Study, arm: str, diagnoses: dict[str, Diagnosis], memory: di
         max(sizes) if sizes else None,
         "GPU" if on_gpu else "worker",
     )
+
+
+def _telling(runs: list[Run], diagnoses: dict[str, Diagnosis]) -> list[Run]:
+    """A run that broke off too early says nothing of the arm where others do."""
+    return [
+        run
+        for run in runs
+        if diagnoses[run.id].outcome != "not enough data" or (run.status and run.status.state == "succeeded")
+    ] or runs
 
 
 def baseline_of(conclusions: Conclusions) -> ArmConclusion | None:

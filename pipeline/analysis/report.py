@@ -10,6 +10,7 @@ from pipeline.analysis.conclusions import Conclusions
 from pipeline.analysis.cost import observer_time, on_two_machines
 from pipeline.analysis.diagnosis import ALIVE
 from pipeline.analysis.figures import Picture
+from pipeline.analysis.headline import headline, one_line
 from pipeline.analysis.load import BASELINE, Study
 from pipeline.analysis.pairs import why_it_ended
 from pipeline.analysis.parity_words import growth_in_words
@@ -122,8 +123,8 @@ def _observing(study: Study) -> str:
 def _answer(conclusions: Conclusions) -> str:
     """One line of Markdown, however many arms there are."""
     if not conclusions.verdicts:
-        return f"**{conclusions.one_line}**"
-    return "<br>".join(f"**{verdict.trade}**" for verdict in conclusions.verdicts.values())
+        return f"**{one_line(conclusions)}**"
+    return "<br>".join(f"**{headline(verdict)}**" for verdict in conclusions.verdicts.values())
 
 
 def _growth(conclusions: Conclusions) -> str:

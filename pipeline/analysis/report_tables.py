@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pipeline.analysis.conclusions import Conclusions
+from pipeline.analysis.conclusions import Conclusions, Verdict
 from pipeline.analysis.cost import TimeRatio
 from pipeline.analysis.diagnosis import Diagnosis
 from pipeline.analysis.load import BASELINE
@@ -71,7 +71,11 @@ def memory_table(conclusions: Conclusions) -> str:
         of_source = f"{PHASE_WORDS[phase]}: {SOURCE_WORDS[source]}" if len(sources) > 1 else PHASE_WORDS[phase]
         rows.append([of_source, gib(baseline), *differences])
     head = "phase" if len(sources) > 1 else f"phase ({', '.join(SOURCE_WORDS[source] for source in sources)})"
-    return table([head, BASELINE, *(f"{verdict.arm} − {BASELINE}" for verdict in verdicts)], rows)
+    return table([head, BASELINE, *map(_difference_head, verdicts)], rows)
+
+
+def _difference_head(verdict: Verdict) -> str:
+    return f"{verdict.arm} − {BASELINE}{' (not valid)' if verdict.memory and not verdict.valid_pairs else ''}"
 
 
 def ledger_table(conclusions: Conclusions) -> str:

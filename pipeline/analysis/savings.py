@@ -14,6 +14,9 @@ _TOLERANCE = 0.05  # bytes per parameter; tensors are counted, not estimated, so
 _ALLOCATOR_TOLERANCE = 0.10  # share of the expected saving; the allocator rounds block sizes up
 _ALLOCATOR_FLOOR_GIB = 0.05
 
+_Judged = tuple[Pair, RunLedger, RunLedger]
+"""With the ledgers of baseline and treatment."""
+
 
 @dataclass(frozen=True)
 class Savings:
@@ -30,19 +33,51 @@ class Savings:
 
 
 def judge_savings(pairs: list[Pair], memory: list[MemoryDifference]) -> Savings:
-    """Judge one treatment arm, from all its pairs: an arm that did not take effect must still raise its alarm."""
+    """Judge one treatment arm: its valid pairs. But any pair raises an alarm, that of an arm without effect as well."""
     judged = [
         (pair, baseline, treatment)
         for pair in pairs
         if (baseline := predict_and_compare(pair.baseline)) and (treatment := predict_and_compare(pair.treatment))
     ]
+    return _alarm(judged, memory) or _judge_valid([item for item in judged if item[0].valid])
+
+
+def _alarm(judged: list[_Judged], memory: list[MemoryDifference]) -> Savings | None:
     if not judged:
-        return Savings("not measured", "no pair has a ledger on both sides")
-    # The pair that saves most: one run with missing masters is an alarm, however many others are as they should be.
-    pair, baseline, treatment = max(judged, key=lambda item: item[1].found - item[2].found)
+        return None
+    # One run with missing masters is an alarm, however many others are as they should be.
+    pair, baseline, treatment = max(judged, key=_found)
     explained, found = baseline.predicted - treatment.predicted, baseline.found - treatment.found
     alarms = [*_alarms(pair.treatment, treatment, explained, found), *_allocator_alarms(baseline, treatment, memory)]
-    per_rank = [
+    if not alarms:
+        return None
+    told = "; ".join([_told(found, explained), *alarms])
+    return Savings("alarm", told, explained, found, _gib_per_rank(baseline, treatment))
+
+
+def _judge_valid(judged: list[_Judged]) -> Savings:
+    if not judged:
+        return Savings("not measured", "no valid pair")
+    _, baseline, treatment = most = max(judged, key=_found)
+    explained, per_rank = baseline.predicted - treatment.predicted, _gib_per_rank(baseline, treatment)
+    least = min(map(_found, judged))
+    if least < explained - _TOLERANCE:
+        told = f"{least:.2f} bytes per parameter saved, {explained:.2f} predicted"
+        return Savings("less than predicted", told, explained, least, per_rank)
+    return Savings("as predicted", _told(_found(most), explained), explained, _found(most), per_rank)
+
+
+def _found(judged: _Judged) -> float:
+    _, baseline, treatment = judged
+    return baseline.found - treatment.found
+
+
+def _told(found: float, explained: float) -> str:
+    return f"{found:.2f} bytes per parameter saved, {explained:.2f} explained by the arm's dtypes"
+
+
+def _gib_per_rank(baseline: RunLedger, treatment: RunLedger) -> list[tuple[int, float, float]]:
+    return [
         (
             rank,
             baseline.gib("predicted", rank) - treatment.gib("predicted", rank),
@@ -50,14 +85,6 @@ def judge_savings(pairs: list[Pair], memory: list[MemoryDifference]) -> Savings:
         )
         for rank in sorted({row.rank for row in baseline.rows} & {row.rank for row in treatment.rows})
     ]
-    told = f"{found:.2f} bytes per parameter saved, {explained:.2f} explained by the arm's dtypes"
-    if alarms:
-        return Savings("alarm", "; ".join([told, *alarms]), explained, found, per_rank)
-    least = min(item[1].found - item[2].found for item in judged)
-    if least < explained - _TOLERANCE:
-        told = f"{least:.2f} bytes per parameter saved, {explained:.2f} predicted"
-        return Savings("less than predicted", told, explained, least, per_rank)
-    return Savings("as predicted", told, explained, found, per_rank)
 
 
 def _less_gib(what: str, baseline: RunLedger, treatment: RunLedger, rank: int) -> float:

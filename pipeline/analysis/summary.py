@@ -8,6 +8,7 @@ import numpy as np
 from pipeline.analysis.conclusions import ArmConclusion, Conclusions, Verdict
 from pipeline.analysis.cost import TimeRatio
 from pipeline.analysis.diagnosis import Diagnosis
+from pipeline.analysis.headline import headline, one_line
 from pipeline.analysis.ledger import RunLedger
 from pipeline.analysis.load import Pair, Run
 from pipeline.analysis.memory import lifetime_peak_gib
@@ -24,7 +25,7 @@ def summarise(conclusions: Conclusions) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "study": study.name,
-        "one_line": conclusions.one_line,
+        "one_line": one_line(conclusions),
         "arms": {arm: _arm(found) for arm, found in conclusions.arms.items()},
         "pairs": [_pair(conclusions, pair) for pair in study.pairs],
         "verdicts": {arm: _verdict(verdict) for arm, verdict in conclusions.verdicts.items()},
@@ -116,7 +117,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "savings": savings.outcome,
         "parity": verdict.parity.outcome,
         "sentences": {
-            "trade": verdict.trade,
+            "trade": str(headline(verdict)),
             "treatment": verdict.treatment.sentence,
             "updates": verdict.updates.evidence,
             "savings": savings.sentence,
