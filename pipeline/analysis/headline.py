@@ -6,6 +6,7 @@ from pipeline.analysis.conclusions import Conclusions, Verdict
 from pipeline.analysis.diagnosis import ALIVE, Diagnosis
 from pipeline.analysis.load import Pair
 from pipeline.analysis.pairs import why_it_ended
+from pipeline.analysis.peaks import high_peak
 from pipeline.analysis.treatment import check_treatment
 from pipeline.analysis.words import alike, brief, gib, short_list
 
@@ -51,7 +52,13 @@ def _saved(verdict: Verdict) -> str:
         return f"ALARM: {savings.found:.2f} bytes per parameter gone where this arm can save {savings.explained:.2f}"
     per_rank = [found for _, _, found in savings.gib_per_rank]
     mean = sum(per_rank) / len(per_rank) if per_rank else 0.0
-    return f"saves {gib(mean)} GiB per {verdict.device}{_share(verdict, mean)}, {savings.found:.2f} bytes per parameter"
+    saved, bytes_saved = (
+        f"saves {gib(mean)} GiB per {verdict.device}{_share(verdict, mean)}",
+        f"{savings.found:.2f} bytes",
+    )
+    if (peak := high_peak(verdict.memory)) is not None:
+        return f"{saved} in steady state, {bytes_saved} per parameter, but {peak.in_short}"
+    return f"{saved}, {bytes_saved} per parameter"
 
 
 def _share(verdict: Verdict, saved_gib: float) -> str:

@@ -28,6 +28,8 @@ SOURCE_WORDS = {
     "reserved": "torch's allocator with its cache, trainer process",
     "device": "whole device by NVML, rollout engine included",
 }
+_ALLOCATOR_TOLERANCE = 0.10  # share of the expected saving; the allocator rounds block sizes up
+_ALLOCATOR_FLOOR_GIB = 0.05
 _LIFETIME_PEAKS = (
     "actor/perf/max_memory_allocated_gb",
     "actor/perf/max_memory_reserved_gb",
@@ -63,6 +65,11 @@ class MemoryDifference:
     """Mean over pairs and ranks, each rank against the same rank of its baseline."""
     lowest: float
     highest: float
+
+
+def allocator_rounding_gib(expected: float) -> float:
+    """What the allocator's reading of a difference may be off by, for no fault of the arm."""
+    return max(_ALLOCATOR_TOLERANCE * abs(expected), _ALLOCATOR_FLOOR_GIB)
 
 
 def run_memory(run: Run) -> RunMemory:

@@ -14,6 +14,7 @@ from pipeline.analysis.headline import headline, one_line
 from pipeline.analysis.load import BASELINE, Study
 from pipeline.analysis.pairs import why_it_ended
 from pipeline.analysis.parity_words import growth_in_words
+from pipeline.analysis.peaks import high_peak
 from pipeline.analysis.provenance import (
     environment_in_words,
     hardware_in_words,
@@ -177,6 +178,8 @@ def _savings_sentences(conclusions: Conclusions) -> Iterator[str]:
     for arm, verdict in conclusions.verdicts.items():
         if verdict.savings.outcome in ("less than predicted", "not measured"):
             yield f"{arm}: {verdict.savings.sentence}"
+        if verdict.valid_pairs and (peak := high_peak(verdict.memory)) is not None:
+            yield f"{arm}: {peak.sentence}"
 
 
 def _memory_note(conclusions: Conclusions) -> str:

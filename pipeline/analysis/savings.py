@@ -5,14 +5,12 @@ from typing import Literal
 
 from pipeline.analysis.ledger import RunLedger, predict_and_compare
 from pipeline.analysis.load import Pair, Run
-from pipeline.analysis.memory import MemoryDifference
+from pipeline.analysis.memory import MemoryDifference, allocator_rounding_gib
 from pipeline.analysis.treatment import check_treatment, kind_words
 
 SavingsOutcome = Literal["as predicted", "less than predicted", "alarm", "not measured"]
 
 _TOLERANCE = 0.05  # bytes per parameter; tensors are counted, not estimated, so this covers rounding alone
-_ALLOCATOR_TOLERANCE = 0.10  # share of the expected saving; the allocator rounds block sizes up
-_ALLOCATOR_FLOOR_GIB = 0.05
 
 _Judged = tuple[Pair, RunLedger, RunLedger]
 """With the ledgers of baseline and treatment."""
@@ -116,6 +114,6 @@ def _allocator_alarms(baseline: RunLedger, treatment: RunLedger, memory: list[Me
     ranks = {row.rank for row in baseline.rows} & {row.rank for row in treatment.rows}
     counted = sum(_less_gib("found", baseline, treatment, rank) for rank in ranks) / len(ranks)
     saved = -steady[0].difference
-    if saved <= counted + max(_ALLOCATOR_TOLERANCE * abs(counted), _ALLOCATOR_FLOOR_GIB):
+    if saved <= counted + allocator_rounding_gib(counted):
         return []
     return [f"the allocator holds {saved:.2f} GiB less per rank, the counted tensors explain {counted:.2f} GiB"]

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pipeline.analysis.conclusions import Conclusions, conclude
 from pipeline.analysis.dashboard_page import render_dashboard
 from pipeline.analysis.headline import one_line
@@ -78,3 +80,48 @@ def test_an_arm_without_effect_has_its_alarm_and_no_times(write_study: WriteStud
 def test_a_treatment_without_a_baseline_is_no_pair(write_study: WriteStudy) -> None:
     told = one_line(concluded(write_study({"arm": "pao"})))
     assert told == "pao: no valid pair: no baseline run to compare with; updates: healthy"
+
+
+GPU = {"platform": "cuda", "trainable": 3_800_000_000}  # 8 bytes per parameter are 28.31 GiB
+
+
+def with_peaks(optimizer_step: float, forward_backward: float = 3.0) -> dict[str, Any]:
+    """An arm whose peaks lie so many GiB above what it holds (in the made-up baseline 0.3 and 0.8)."""
+
+    def edit(row: dict[str, Any]) -> None:
+        held = row["allocated_after_update_gib"]
+        row["allocated_peak_optimizer_step_gib"] = held + optimizer_step
+        row["allocated_peak_forward_backward_gib"] = held + forward_backward
+
+    return {**GPU, "edit_update": edit}
+
+
+def test_a_peak_above_the_baselines_is_told_beside_the_saving(write_study: WriteStudy) -> None:
+    folder = write_study({"arm": "baseline", **GPU}, {"arm": "pao_bf16_all", **with_peaks(28.31 + 0.3 + 1.0)})
+    told = one_line(concluded(folder))
+    peak = "its peak in the optimizer step is 1.00 GiB above the baseline's, so its highest peak does not fall"
+    assert f"saves 28.31 GiB per GPU (20 % of 140 GiB) in steady state, 8.00 bytes per parameter, but {peak};" in told
+
+
+def test_what_can_be_used_is_how_far_the_highest_peak_falls(write_study: WriteStudy) -> None:
+    folder = write_study({"arm": "baseline", **with_peaks(0.3, 3.0)}, {"arm": "pao_bf16_all", **with_peaks(28.0)})
+    conclusions = concluded(folder)
+    peak = "its peak in the optimizer step is 0.61 GiB below the baseline's, so its highest peak falls by 3.31 GiB only"
+    assert peak in one_line(conclusions)
+    assert (
+        "- pao_bf16_all: of the 28.31 GiB that the trainer holds less in steady state, 3.31 GiB can be used: the "
+        "highest of the arm's peaks is 64.39 GiB (peak in optimizer step), of the baseline's 67.70 GiB (peak in "
+        "forward/backward)"
+    ) in render_report(conclusions, [])
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [
+        pytest.param(with_peaks(3.0, 3.0), id="within the allocator's rounding"),
+        pytest.param(with_peaks(0.3, 20.0), id="long responses"),
+    ],
+)
+def test_a_saving_that_can_be_used_stands_alone(write_study: WriteStudy, arm: dict[str, Any]) -> None:
+    told = one_line(concluded(write_study({"arm": "baseline", **GPU}, {"arm": "pao_bf16_all", **arm})))
+    assert "saves 28.31 GiB per GPU (20 % of 140 GiB), 8.00 bytes per parameter; updates" in told
