@@ -1,6 +1,6 @@
 """Everything that the analysis concludes from a study, before it is put into words, numbers and pictures."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.analysis.cost import TimeRatio, optimizer_step_ratio, step_ratio
 from pipeline.analysis.diagnosis import Diagnosis, diagnose, worst
@@ -36,9 +36,11 @@ class ArmConclusion:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One treatment arm against its baseline."""
+    """One treatment arm against its baseline, in all settings together or in one."""
 
     arm: str
+    setting: str
+    """As `Run.setting`; empty for all settings together."""
     pairs: list[Pair]
     treatment: TreatmentCheck
     updates: Diagnosis
@@ -52,6 +54,8 @@ class Verdict:
     device_gib: float | None
     device: str
     """ "GPU" or "worker": what a rank runs on."""
+    by_setting: dict[str, "Verdict"]
+    """The same of each setting by itself, but for parity, which is judged over all of them. Empty for one setting."""
 
     @property
     def valid_pairs(self) -> list[Pair]:
@@ -127,8 +131,32 @@ def _worst_check(runs: list[Run]) -> TreatmentCheck:
 
 
 def _verdict(study: Study, arm: str, diagnoses: dict[str, Diagnosis], memory: dict[str, RunMemory]) -> Verdict:
-    pairs = study.pairs_of(arm)
-    runs = study.runs_of(arm)
+    """Of all settings, with those of each."""
+    runs, pairs, parity = study.runs_of(arm), study.pairs_of(arm), judge_parity(study, study.pairs, arm)
+    whole = _verdict_of(arm, "", runs, pairs, parity, diagnoses, memory)
+    by_setting = _by_setting(runs)
+    if len(by_setting) == 1:
+        return whole
+    return replace(
+        whole,
+        by_setting={
+            setting: _verdict_of(
+                arm, setting, own, [pair for pair in pairs if pair.setting == setting], parity, diagnoses, memory
+            )
+            for setting, own in by_setting.items()
+        },
+    )
+
+
+def _verdict_of(
+    arm: str,
+    setting: str,
+    runs: list[Run],
+    pairs: list[Pair],
+    parity: ParityResult,
+    diagnoses: dict[str, Diagnosis],
+    memory: dict[str, RunMemory],
+) -> Verdict:
     # Times and memory of an arm that is not what it says would be misleading; where no pair is valid they are all
     # there is, and the report says that they are.
     measured = [pair for pair in pairs if pair.valid] or pairs
@@ -137,17 +165,19 @@ def _verdict(study: Study, arm: str, diagnoses: dict[str, Diagnosis], memory: di
     on_gpu = any(run.environment is not None and run.environment.platform == "cuda" for run in runs)
     return Verdict(
         arm,
+        setting,
         pairs,
         _worst_check(runs),
         worst([diagnoses[run.id] for run in _telling(runs, diagnoses)]),
         _worst_by_setting(_telling(runs, diagnoses), diagnoses),
         judge_savings(pairs, differences),
-        judge_parity(study, study.pairs, arm),
+        parity,
         differences,
         optimizer_step_ratio(measured),
         step_ratio(measured),
         max(sizes) if sizes else None,
         "GPU" if on_gpu else "worker",
+        {},
     )
 
 

@@ -19,7 +19,7 @@ from pipeline.analysis.conclusions import Conclusions
 from pipeline.analysis.curves import CLIP_FRACTION, PPO_KL
 from pipeline.analysis.dashboard_bars import ledger_plot, mini_batch_plot, phases_plot, ranks_plot, time_ratio_plot
 from pipeline.analysis.dashboard_curves import Plot, curve_plots
-from pipeline.analysis.headline import headline, one_line
+from pipeline.analysis.headline import headlines, one_line
 from pipeline.analysis.load import Run, Study
 from pipeline.analysis.pairs import why_it_ended
 from pipeline.analysis.report import stands_on, warnings
@@ -55,7 +55,7 @@ def render_dashboard(conclusions: Conclusions) -> str:
     study = conclusions.study
     return environment.get_template("dashboard.html.j2").render(
         study=study,
-        headlines={arm: headline(verdict) for arm, verdict in conclusions.verdicts.items()},
+        headlines={arm: headlines(verdict) for arm, verdict in conclusions.verdicts.items()},
         one_line=one_line(conclusions),
         stands_on=stands_on(study),
         warnings=list(warnings(conclusions)),

@@ -1,4 +1,4 @@
-"""The study's answer, a line for each arm, for those who read nothing else. Its numbers are those of valid pairs."""
+"""The study's answer in a line for each arm (or setting), for those who read no more. Only valid pairs give numbers."""
 
 from dataclasses import dataclass
 
@@ -28,20 +28,40 @@ class Headline:
 def one_line(conclusions: Conclusions) -> str:
     """The study's answer."""
     if conclusions.verdicts:
-        return " | ".join(str(headline(verdict)) for verdict in conclusions.verdicts.values())
+        return " | ".join(map(in_words, conclusions.verdicts.values()))
     arms = ", ".join(f"{name} {arm.diagnosis.outcome}" for name, arm in conclusions.arms.items())
     return f"no treatment arm, so nothing to compare; updates: {arms}"
 
 
-def headline(verdict: Verdict) -> Headline:
+def in_words(verdict: Verdict) -> str:
+    return " | ".join(map(str, headlines(verdict)))
+
+
+def headlines(verdict: Verdict) -> list[Headline]:
+    """One for all settings together, or one for each where they come out differently."""
+    settings = list(verdict.by_setting.values())
+    has_numbers = any(found.valid_pairs or found.savings.outcome == "alarm" for found in settings)
+    if has_numbers and len({_came_out(found) for found in settings}) > 1:
+        together = " (all settings together)" if sum(bool(found.valid_pairs) for found in settings) > 1 else ""
+        return [_headline(found, f"{found.arm} ({found.setting})", together) for found in settings]
+    return [_headline(verdict, verdict.arm)]
+
+
+def _came_out(verdict: Verdict) -> tuple[object, ...]:
+    """Times are left aside: they always differ a little."""
+    return bool(verdict.valid_pairs), verdict.updates.outcome, _saved(verdict)
+
+
+def _headline(verdict: Verdict, name: str, of_parity: str = "") -> Headline:
     """Where no pair is valid, that comes in the place of saving, times and parity."""
     if verdict.valid_pairs:
-        parts = [_saved(verdict), _updates(verdict), _times(verdict), f"parity: {verdict.parity.outcome}"]
-        return Headline(verdict.arm, [part for part in (*parts, _left_out(verdict)) if part])
+        parity = f"parity: {verdict.parity.outcome}{of_parity}"
+        parts = [_saved(verdict), _updates(verdict), _times(verdict), parity, _left_out(verdict)]
+        return Headline(name, [part for part in parts if part])
     alarm = _saved(verdict) if verdict.savings.outcome == "alarm" else ""
     # Runs that broke off before they could tell: why they did is told already.
     updates = "" if verdict.updates.outcome == "not enough data" else _updates(verdict)
-    return Headline(verdict.arm, [part for part in (alarm, _left_out(verdict), updates) if part])
+    return Headline(name, [part for part in (alarm, _left_out(verdict), updates) if part])
 
 
 def _saved(verdict: Verdict) -> str:
@@ -98,11 +118,12 @@ def _left_out(verdict: Verdict) -> str:
     what = f"{len(lost)} of {len(verdict.pairs)} pairs left out" if verdict.valid_pairs else "no valid pair"
     if len(verdict.pairs) == 1:
         return f"{what}: {_why(lost[0])}"
-    return f"{what}: {', '.join(short_list(alike((_name(pair), _why(pair)) for pair in lost), _MOST_REASONS))}"
+    reasons = alike((_name(pair, verdict), _why(pair)) for pair in lost)
+    return f"{what}: {', '.join(short_list(reasons, _MOST_REASONS))}"
 
 
-def _name(pair: Pair) -> str:
-    return f"seed {pair.seed}{f' with {pair.setting}' if pair.setting else ''}"
+def _name(pair: Pair, verdict: Verdict) -> str:
+    return f"seed {pair.seed}{f' with {pair.setting}' if pair.setting != verdict.setting else ''}"
 
 
 def _why(pair: Pair) -> str:

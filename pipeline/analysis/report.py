@@ -10,7 +10,7 @@ from pipeline.analysis.conclusions import Conclusions
 from pipeline.analysis.cost import observer_time, on_two_machines
 from pipeline.analysis.diagnosis import ALIVE
 from pipeline.analysis.figures import Picture
-from pipeline.analysis.headline import headline, one_line
+from pipeline.analysis.headline import headlines, one_line
 from pipeline.analysis.load import BASELINE, Study
 from pipeline.analysis.pairs import why_it_ended
 from pipeline.analysis.parity_words import growth_in_words
@@ -125,7 +125,7 @@ def _answer(conclusions: Conclusions) -> str:
     """One line of Markdown, however many arms there are."""
     if not conclusions.verdicts:
         return f"**{one_line(conclusions)}**"
-    return "<br>".join(f"**{headline(verdict)}**" for verdict in conclusions.verdicts.values())
+    return "<br>".join(f"**{line}**" for verdict in conclusions.verdicts.values() for line in headlines(verdict))
 
 
 def _growth(conclusions: Conclusions) -> str:
@@ -161,8 +161,11 @@ def warnings(conclusions: Conclusions) -> Iterator[str]:
         if diagnosis.note:
             yield f"{arm}: {diagnosis.note}"
     for arm, verdict in conclusions.verdicts.items():
-        if verdict.savings.outcome == "alarm":
-            yield f"{arm}: the saving is an alarm, not a success: {verdict.savings.sentence}"
+        settings = [found for found in verdict.by_setting.values() if found.savings.outcome == "alarm"]
+        for found in settings or [verdict]:
+            if found.savings.outcome == "alarm":
+                name = in_setting(arm, found.setting)
+                yield f"{name}: the saving is an alarm, not a success: {found.savings.sentence}"
     for arm, diagnosis in diagnosed(conclusions):
         if diagnosis.outcome not in (*ALIVE, "not enough data"):
             yield f"{arm}: {diagnosis.outcome}: {diagnosis.evidence}"
@@ -178,8 +181,9 @@ def _savings_sentences(conclusions: Conclusions) -> Iterator[str]:
     for arm, verdict in conclusions.verdicts.items():
         if verdict.savings.outcome in ("less than predicted", "not measured"):
             yield f"{arm}: {verdict.savings.sentence}"
-        if verdict.valid_pairs and (peak := high_peak(verdict.memory)) is not None:
-            yield f"{arm}: {peak.sentence}"
+        for found in verdict.by_setting.values() or [verdict]:
+            if found.valid_pairs and (peak := high_peak(found.memory)) is not None:
+                yield f"{in_setting(arm, found.setting)}: {peak.sentence}"
 
 
 def _memory_note(conclusions: Conclusions) -> str:

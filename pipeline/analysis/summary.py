@@ -8,7 +8,7 @@ import numpy as np
 from pipeline.analysis.conclusions import ArmConclusion, Conclusions, Verdict
 from pipeline.analysis.cost import TimeRatio
 from pipeline.analysis.diagnosis import Diagnosis
-from pipeline.analysis.headline import headline, one_line
+from pipeline.analysis.headline import in_words, one_line
 from pipeline.analysis.ledger import RunLedger
 from pipeline.analysis.load import Pair, Run
 from pipeline.analysis.memory import lifetime_peak_gib
@@ -117,7 +117,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "savings": savings.outcome,
         "parity": verdict.parity.outcome,
         "sentences": {
-            "trade": str(headline(verdict)),
+            "trade": in_words(verdict),
             "treatment": verdict.treatment.sentence,
             "updates": verdict.updates.evidence,
             "savings": savings.sentence,

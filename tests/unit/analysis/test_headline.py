@@ -125,3 +125,50 @@ def test_what_can_be_used_is_how_far_the_highest_peak_falls(write_study: WriteSt
 def test_a_saving_that_can_be_used_stands_alone(write_study: WriteStudy, arm: dict[str, Any]) -> None:
     told = one_line(concluded(write_study({"arm": "baseline", **GPU}, {"arm": "pao_bf16_all", **arm})))
     assert "saves 28.31 GiB per GPU (20 % of 140 GiB), 8.00 bytes per parameter; updates" in told
+
+
+def in_settings(*settings: str, **dead: Any) -> list[dict[str, Any]]:
+    """Both arms in each setting; `dead` says what else holds for pao in the first of them."""
+    runs: list[dict[str, Any]] = [
+        {"arm": arm, "swept": {"core": setting}} for setting in settings for arm in ("baseline", "pao")
+    ]
+    runs[1] |= dead
+    return runs
+
+
+def without_masters(ledger: dict[str, Any]) -> None:
+    for rank in ledger["ranks"]:
+        rank["entries"] = [entry for entry in rank["entries"] if entry["kind"] != "master_param"]
+
+
+def still(row: dict[str, Any]) -> None:
+    row.update(liveness=0.0, elements_changed=0, tensors_still=row["tensors"])
+
+
+def test_settings_that_come_out_differently_are_told_by_name(write_study: WriteStudy) -> None:
+    folder = write_study(*in_settings("0.13", "0.16", "0.17", edit_ledger=without_masters, edit_update=still))
+    conclusions = concluded(folder)
+    report = render_report(conclusions, [])
+    dead, *alive = report.split("\n")[1].split("<br>")
+    alarm = "ALARM: 4.00 bytes per parameter gone where this arm can save 2.00"
+    assert dead == f"**pao (core=0.13): {alarm}; no valid pair: pao's treatment not in effect; DEAD OPTIMIZER**"
+    for setting, line in zip(("0.16", "0.17"), alive, strict=True):
+        assert line.startswith(
+            f"**pao (core={setting}): saves 0.00024 GiB per worker (0.00017 % of 140 GiB host memory), "
+        )
+        assert "updates: healthy; time: optimizer step 1.20 x" in line
+        assert line.endswith("equivalence not established (all settings together)**")
+    assert "> **pao (core=0.13): the saving is an alarm, not a success" in report
+    assert "> **pao: " not in report
+    assert "<h2>pao (core=0.16)</h2>" in render_dashboard(conclusions)
+
+
+def test_settings_that_come_out_alike_are_told_together(write_study: WriteStudy) -> None:
+    folder = write_study(*in_settings("0.16", "0.17"))
+    assert one_line(concluded(folder)).startswith("pao: saves 0.00024 GiB")
+    folder = write_study(*in_settings("0.13", "0.14", "0.15"), name="three")
+    end(folder, "pao-s1-core0.13", "stopped")
+    end(folder, "pao-s1-core0.14", "stopped")
+    end(folder, "baseline-s1-core0.15", "stopped")
+    lost = "seed 1 with core=0.13, seed 1 with core=0.14: pao stopped, seed 1 with core=0.15: baseline stopped"
+    assert one_line(concluded(folder)) == f"pao: no valid pair: {lost}; updates: healthy"
