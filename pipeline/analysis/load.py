@@ -175,6 +175,11 @@ class Study:
     def treatments(self) -> list[str]:
         return [arm for arm in self.arms if arm not in (BASELINE, BASELINE_REPEAT)]
 
+    @property
+    def has_rollout(self) -> bool:
+        """Whether responses were sampled: the optimizer probe does without."""
+        return any(run.config.recipe.get("algorithm") != "probe" for run in self.runs)
+
     def runs_of(self, arm: str) -> list[Run]:
         return [run for run in self.runs if run.arm == arm]
 

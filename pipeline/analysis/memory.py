@@ -26,7 +26,7 @@ SOURCE_WORDS = {
     "rss": "resident memory of the worker process",
     "allocated": "torch's allocator, trainer process",
     "reserved": "torch's allocator with its cache, trainer process",
-    "device": "whole device by NVML, rollout engine included",
+    "device": "whole device by NVML",
 }
 _ALLOCATOR_TOLERANCE = 0.10  # share of the expected saving; the allocator rounds block sizes up
 _ALLOCATOR_FLOOR_GIB = 0.05
@@ -65,6 +65,11 @@ class MemoryDifference:
     """Mean over pairs and ranks, each rank against the same rank of its baseline."""
     lowest: float
     highest: float
+
+
+def source_words(source: str, *, rollout: bool) -> str:
+    """rollout: whether a rollout engine shared the device with the trainer."""
+    return f"{SOURCE_WORDS[source]}{', rollout engine included' if rollout and source == 'device' else ''}"
 
 
 def allocator_rounding_gib(expected: float) -> float:

@@ -6,7 +6,7 @@ from pipeline.analysis.conclusions import Conclusions, Verdict
 from pipeline.analysis.cost import TimeRatio
 from pipeline.analysis.diagnosis import Diagnosis
 from pipeline.analysis.load import BASELINE
-from pipeline.analysis.memory import PHASE_WORDS, SOURCE_WORDS
+from pipeline.analysis.memory import PHASE_WORDS, source_words
 from pipeline.analysis.results import ExactComparison, ParityMetric
 from pipeline.analysis.treatment import kind_words
 from pipeline.analysis.words import gib, number, table
@@ -62,15 +62,15 @@ def _spread(values: list[float]) -> str:
 def memory_table(conclusions: Conclusions) -> str:
     verdicts = list(conclusions.verdicts.values())
     keys = list(dict.fromkeys((item.source, item.phase) for verdict in verdicts for item in verdict.memory))
-    sources = {source for source, _ in keys}
+    sources = {source: source_words(source, rollout=conclusions.study.has_rollout) for source, _ in keys}
     rows: list[list[object]] = []
     for source, phase in keys:
         found = [next((i for i in v.memory if (i.source, i.phase) == (source, phase)), None) for v in verdicts]
         baseline = next(item.baseline for item in found if item is not None)
         differences = [None if item is None else gib(item.difference, sign=True) for item in found]
-        of_source = f"{PHASE_WORDS[phase]}: {SOURCE_WORDS[source]}" if len(sources) > 1 else PHASE_WORDS[phase]
+        of_source = f"{PHASE_WORDS[phase]}: {sources[source]}" if len(sources) > 1 else PHASE_WORDS[phase]
         rows.append([of_source, gib(baseline), *differences])
-    head = "phase" if len(sources) > 1 else f"phase ({', '.join(SOURCE_WORDS[source] for source in sources)})"
+    head = "phase" if len(sources) > 1 else f"phase ({', '.join(sources.values())})"
     return table([head, BASELINE, *map(_difference_head, verdicts)], rows)
 
 

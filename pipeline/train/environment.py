@@ -30,17 +30,23 @@ _PACKAGES = (
     "hydra-core",
     "numpy",
 )
+_OPTIMIZER_STAND_IN = "optimizer kernel: a PyTorch reference of TransformerEngine's FusedAdam"
 _STAND_INS = [
-    "optimizer kernel: a PyTorch reference of TransformerEngine's FusedAdam",
+    _OPTIMIZER_STAND_IN,
     "rollout engine: a Hugging Face server in place of SGLang",
     "layers: megatron-core's local layers in place of TransformerEngine's",
     "attention: PyTorch's scaled_dot_product_attention in place of TransformerEngine's",
 ]
 
 
-def find_environment(verl_platform: str) -> Environment:
-    """Look around in this process. verl_platform: "cpu" (stand-ins in place) or anything else (a GPU, none)."""
+def find_environment(verl_platform: str, *, optimizer_alone: bool = False) -> Environment:
+    """Look around in this process.
+
+    verl_platform: "cpu" (stand-ins in place) or anything else (a GPU, none).
+    optimizer_alone: as in the optimizer probe: no rollout, and layers that are the same on a GPU.
+    """
     on_cpu = verl_platform.lower() == "cpu"
+    stand_ins = [_OPTIMIZER_STAND_IN] if optimizer_alone else list(_STAND_INS)
     return Environment(
         platform=cast(Literal["cpu", "cuda"], "cpu" if on_cpu else "cuda"),
         python=platform.python_version(),
@@ -53,7 +59,7 @@ def find_environment(verl_platform: str) -> Environment:
             "memory_gib": round(psutil.virtual_memory().total / 1024**3, 2),
             "gpus": [] if on_cpu else gpus(),
         },
-        stand_ins=list(_STAND_INS) if on_cpu else [],
+        stand_ins=stand_ins if on_cpu else [],
     )
 
 

@@ -285,7 +285,8 @@ def run(folder: RunFolder) -> None:
     recipe = config.recipe
     on_cpu = config.cluster["worker_resource"] != "GPU"
     device = "cpu" if on_cpu else "cuda"
-    write_atomically(folder.environment_file, json_lines.dumps(find_environment(device).model_dump(), indent=True))
+    environment = find_environment(device, optimizer_alone=True)
+    write_atomically(folder.environment_file, json_lines.dumps(environment.model_dump(), indent=True))
     if config.arm.get("fault") == "dead_optimizer":
         from pipeline.train import dead_optimizer
 

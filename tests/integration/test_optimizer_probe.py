@@ -9,6 +9,7 @@ import pytest
 from pipeline.analysis.conclusions import Conclusions, conclude
 from pipeline.analysis.pairs import load_study
 from pipeline.analysis.provenance import reproduce_command
+from pipeline.analysis.report import render_report
 from pipeline.study import json_lines
 from pipeline.train import optimizer_probe
 from pipeline.train.probe_shapes import SHAPES
@@ -63,6 +64,15 @@ def test_every_arm_gets_the_same_first_gradient(conclusions: Conclusions) -> Non
     # Megatron takes the norm of bf16 main gradients in bf16.
     assert norms.pop("pao_bf16_all") == pytest.approx(norms["baseline"], rel=2**-8)
     assert len(set(norms.values())) == 1, norms
+
+
+def test_the_report_names_the_only_stand_in(conclusions: Conclusions) -> None:
+    report = render_report(conclusions, [])
+    stood = (
+        "In place of the GPU stack stood: optimizer kernel: a PyTorch reference of TransformerEngine's FusedAdam. Mem"
+    )
+    assert stood in report
+    assert "SGLang" not in report
 
 
 def test_drift_is_zero_in_the_first_mini_batch_and_not_later(conclusions: Conclusions) -> None:

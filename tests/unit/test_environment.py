@@ -1,11 +1,22 @@
-"""What env.json says of the project's commit."""
+"""What env.json says of the stand-ins and the project's commit."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from pipeline.train.environment import COMMIT_VARIABLE, git_state
+from pipeline.train.environment import COMMIT_VARIABLE, find_environment, git_state
+
+
+def test_only_the_stand_ins_in_use_are_named() -> None:
+    kernel, *others = find_environment("cpu").stand_ins
+    assert [stand_in.split(":")[0] for stand_in in (kernel, *others)] == [
+        "optimizer kernel",
+        "rollout engine",
+        "layers",
+        "attention",
+    ]
+    assert find_environment("cpu", optimizer_alone=True).stand_ins == [kernel]
 
 
 def test_a_checkout_speaks_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,18 @@ def test_phases_and_sources_stay_apart(made_up: MakeStudy) -> None:
     assert not any(source == "rss" for source, _ in found)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "row"),
+    [
+        ("grpo", "| steady state: whole device by NVML, rollout engine included |"),
+        ("probe", "| steady state: whole device by NVML |"),
+    ],
+)
+def test_the_device_holds_a_rollout_engine_where_there_is_one(made_up: MakeStudy, algorithm: str, row: str) -> None:
+    runs = [{"arm": arm, "recipe": {"algorithm": algorithm}, **GPU} for arm in ("baseline", "pao")]
+    assert row in render_report(conclude(made_up(*runs)), [])
+
+
 def test_each_rank_is_compared_with_itself(made_up: MakeStudy) -> None:
     def heavier(row: Row) -> None:
         row["rss_after_update_gib"] += row["rank"]
