@@ -87,7 +87,7 @@ part_dead() {
 }
 
 part_memory() {
-    probe 720 memory --study h200-qwen2-7b-memory --shape qwen2_7b --overhead-micro-batches 24 --timeout-s 240
+    probe 720 memory --study h200-qwen2-7b-memory --shape qwen2_7b --timeout-s 180
     cat "$RESULTS/h200-qwen2-7b-memory/optimizer_steps.md"
 }
 

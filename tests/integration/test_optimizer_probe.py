@@ -92,7 +92,7 @@ def test_times_and_bytes_are_written(study: Path) -> None:
         overhead = json_lines.loads((run / "probe_overhead.json").read_bytes())
         assert len(overhead["with_observer_s"]) == len(overhead["without_s"]) == overhead["pairs"]
         assert overhead["tokens_per_update"] == 2 * 256
-    assert len((study / "optimizer_steps.md").read_text().splitlines()) == 4 + len(ARMS) + 4
+    assert len((study / "optimizer_steps.md").read_text().splitlines()) == 4 + len(ARMS) + 5
 
 
 def test_the_report_tells_its_own_command(conclusions: Conclusions) -> None:

@@ -101,7 +101,7 @@ def test_composed_jobs_become_runs_in_their_order(tmp_path: Path) -> None:
 
 def test_the_plan_writes_nothing_but_the_study_s_folder(tmp_path: Path) -> None:
     planned_runs(tmp_path, ["arm=pao"])
-    assert [path.name for path in tmp_path.rglob("*")] == ["embedded"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["first"]
 
 
 def test_the_plan_asks_for_the_api_key_of_online_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
