@@ -72,13 +72,10 @@ def _saved(verdict: Verdict) -> str:
         return f"ALARM: {savings.found:.2f} bytes per parameter gone where this arm can save {savings.explained:.2f}"
     per_rank = [found for _, _, found in savings.gib_per_rank]
     mean = sum(per_rank) / len(per_rank) if per_rank else 0.0
-    saved, bytes_saved = (
-        f"saves {gib(mean)} GiB per {verdict.device}{_share(verdict, mean)}",
-        f"{savings.found:.2f} bytes",
-    )
-    if (peak := high_peak(verdict.memory)) is not None:
-        return f"{saved} in steady state, {bytes_saved} per parameter, but {peak.in_short}"
-    return f"{saved}, {bytes_saved} per parameter"
+    saved = f"saves {gib(mean)} GiB per {verdict.device}{_share(verdict, mean)}"
+    of_each = f"{savings.found:.2f} bytes per parameter"
+    peak = high_peak(verdict.memory)
+    return f"{saved}, {of_each}" if peak is None else f"{saved} in steady state, {of_each}, but {peak.in_short}"
 
 
 def _share(verdict: Verdict, saved_gib: float) -> str:
