@@ -20,15 +20,18 @@ from pipeline.analysis.ledger import RunLedger
 from pipeline.analysis.load import BASELINE_REPEAT
 from pipeline.analysis.memory import PHASE_WORDS, PHASES, SOURCE_WORDS
 from pipeline.analysis.treatment import kind_words
-from pipeline.analysis.words import gib
+from pipeline.analysis.words import gib, in_setting
 
 _KIND_COLOURS = dict(zip(KINDS, ("#56B4E9", "#E69F00", "#0072B2", "#009E73", "#CC79A7"), strict=True))
 
 
 def ledger_figure(conclusions: Conclusions) -> Figure | None:
     """Bytes per parameter of each arm by kind of tensor, predicted beside found."""
-    arms = {arm: found for arm, found in conclusions.arms.items() if arm != BASELINE_REPEAT}
-    ledgers = {arm: found.ledger for arm, found in arms.items() if found.ledger is not None}
+    ledgers = {
+        in_setting(arm, setting).replace(" (", "\n("): ledger
+        for (arm, setting), ledger in conclusions.ledgers.items()
+        if arm != BASELINE_REPEAT
+    }
     if not ledgers:
         return None
     segments = {

@@ -19,9 +19,10 @@ class ArmConclusion:
     """One arm: what its runs hold and whether their updates are alive."""
 
     runs: list[Run]
-    ledger: RunLedger | None
-    """Of the first run that has one; `ledgers_differ` tells whether another run's bytes are not the same."""
+    ledgers: dict[str, RunLedger]
+    """By `Run.setting`, of its first run that has one. One entry, "", where all settings hold the same bytes."""
     ledgers_differ: bool
+    """Whether runs of one setting do not hold the same bytes."""
     treatment: TreatmentCheck
     """The worst of the runs' checks."""
     treatments: dict[str, TreatmentCheck]
@@ -32,6 +33,11 @@ class ArmConclusion:
     """The worst of each setting's diagnoses, by `Run.setting`."""
     diagnosed: str
     """The run that `diagnosis` is of."""
+
+    @property
+    def ledger(self) -> RunLedger | None:
+        """The first of `ledgers`."""
+        return next(iter(self.ledgers.values()), None)
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,11 @@ class Conclusions:
     first_differences: dict[tuple[str, str], ExactComparison]
     """By pair id and treatment arm, of the valid pairs: that a run which broke off shows no difference says nothing."""
 
+    @property
+    def ledgers(self) -> dict[tuple[str, str], RunLedger]:
+        """By arm and setting, as `ArmConclusion.ledgers`."""
+        return {(arm, setting): ledger for arm, found in self.arms.items() for setting, ledger in found.ledgers.items()}
+
 
 def conclude(study: Study) -> Conclusions:
     """Judge every run, arm, pair and treatment of a study."""
@@ -100,18 +111,28 @@ def conclude(study: Study) -> Conclusions:
 
 
 def _arm(runs: list[Run], diagnoses: dict[str, Diagnosis]) -> ArmConclusion:
-    ledgers = [ledger for run in runs if (ledger := predict_and_compare(run)) is not None]
+    by_setting = {setting: _ledgers(group) for setting, group in _by_setting(runs).items()}
     diagnosis = worst([diagnoses[run.id] for run in runs])
     return ArmConclusion(
         runs,
-        ledgers[0] if ledgers else None,
-        len({ledger.found for ledger in ledgers}) > 1,
+        _first_ledgers(by_setting),
+        any(len({ledger.found for ledger in ledgers}) > 1 for ledgers in by_setting.values()),
         _worst_check(runs),
         {setting: _worst_check(group) for setting, group in _by_setting(runs).items()},
         diagnosis,
         _worst_by_setting(runs, diagnoses),
         next(run.id for run in runs if diagnoses[run.id] is diagnosis),
     )
+
+
+def _ledgers(runs: list[Run]) -> list[RunLedger]:
+    return [ledger for run in runs if (ledger := predict_and_compare(run)) is not None]
+
+
+def _first_ledgers(by_setting: dict[str, list[RunLedger]]) -> dict[str, RunLedger]:
+    first = {setting: ledgers[0] for setting, ledgers in by_setting.items() if ledgers}
+    alike = len({(ledger.predicted, ledger.found) for ledger in first.values()}) == 1
+    return {"": next(iter(first.values()))} if alike else first
 
 
 def _by_setting(runs: list[Run]) -> dict[str, list[Run]]:

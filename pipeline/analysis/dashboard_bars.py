@@ -17,22 +17,26 @@ Point = tuple[float, float, float] | None
 
 def ledger_plot(conclusions: Conclusions) -> Plot | None:
     """Bytes per parameter of each arm by kind of tensor, predicted beside found."""
-    arms = {arm: found.ledger for arm, found in conclusions.arms.items() if found.ledger is not None}
-    if not arms:
+    ledgers = conclusions.ledgers
+    if not ledgers:
         return None
-    segments = {
-        arm: {what: {name: size for name, _, size in ledger_parts(ledger, what)} for what in ("predicted", "found")}
-        for arm, ledger in arms.items()
-    }
+    columns = [
+        {
+            "arm": arm,
+            "setting": setting,
+            **{what: {name: size for name, _, size in ledger_parts(ledger, what)} for what in ("predicted", "found")},
+        }
+        for (arm, setting), ledger in ledgers.items()
+    ]
     colours = {
         name: colour
-        for ledger in arms.values()
+        for ledger in ledgers.values()
         for what in ("predicted", "found")
         for name, colour, _ in ledger_parts(ledger, what)
     }
-    degrees = sorted({ledger.distributed_optimizer_degree for ledger in arms.values()})
+    degrees = sorted({ledger.distributed_optimizer_degree for ledger in ledgers.values()})
     note = f"Predicted from the settings, beside found in the workers. {_over(degrees)}"
-    data = {"unit": "bytes per trainable parameter", "segments": segments, "kinds": colours}
+    data = {"unit": "bytes per trainable parameter", "columns": columns, "kinds": colours}
     return Plot("ledger", "Ledger: bytes by kind of tensor", note, data)
 
 

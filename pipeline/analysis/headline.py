@@ -8,7 +8,7 @@ from pipeline.analysis.load import Pair
 from pipeline.analysis.pairs import why_it_ended
 from pipeline.analysis.peaks import high_peak
 from pipeline.analysis.treatment import check_treatment
-from pipeline.analysis.words import alike, brief, gib, short_list
+from pipeline.analysis.words import alike, brief, gib, in_setting, short_list
 
 _MOST_REASONS = 3
 
@@ -43,7 +43,7 @@ def headlines(verdict: Verdict) -> list[Headline]:
     has_numbers = any(found.valid_pairs or found.savings.outcome == "alarm" for found in settings)
     if has_numbers and len({_came_out(found) for found in settings}) > 1:
         together = " (all settings together)" if sum(bool(found.valid_pairs) for found in settings) > 1 else ""
-        return [_headline(found, f"{found.arm} ({found.setting})", together) for found in settings]
+        return [_headline(found, in_setting(found.arm, found.setting), together) for found in settings]
     return [_headline(verdict, verdict.arm)]
 
 

@@ -28,13 +28,12 @@ from pipeline.analysis.report_tables import (
     diagnosed,
     diagnosis_table,
     difference_table,
-    in_setting,
     ledger_table,
     memory_table,
     parity_table,
     savings_table,
 )
-from pipeline.analysis.words import alike, brief, short_list, shortened
+from pipeline.analysis.words import alike, brief, in_setting, short_list, shortened
 
 PR_LIMIT = 60_000
 """Characters; GitHub refuses comments above 65,536."""
@@ -177,7 +176,7 @@ def _savings_sentences(conclusions: Conclusions) -> Iterator[str]:
             if check.problems:
                 yield f"{in_setting(arm, setting)}, treatment check: {'; '.join(check.problems)}"
         if found.ledgers_differ:
-            yield f"{arm}: the ledgers of its runs differ; the first one is shown"
+            yield f"{arm}: the ledgers of runs of the same setting differ; the first one is shown"
     for arm, verdict in conclusions.verdicts.items():
         if verdict.savings.outcome in ("less than predicted", "not measured"):
             yield f"{arm}: {verdict.savings.sentence}"
@@ -260,7 +259,6 @@ def _not_shown(conclusions: Conclusions) -> Iterator[str]:
             yield f"Equivalence of {arm}: one pair never establishes it"
     if conclusions.verdicts and not any(pair.is_noise_floor and pair.valid for pair in study.pairs):
         yield "The noise floor: there is no valid A/A pair (arm baseline_repeat)"
-    frozen = sum(found.ledger.frozen_elements for found in conclusions.arms.values() if found.ledger)
-    if frozen:
+    if any(ledger.frozen_elements for ledger in conclusions.ledgers.values()):
         yield "Frozen parameters: they lie outside the DDP buffers and the ledger (2 bytes each in every arm)"
     yield "Resuming from a checkpoint"

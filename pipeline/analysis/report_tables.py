@@ -9,7 +9,7 @@ from pipeline.analysis.load import BASELINE
 from pipeline.analysis.memory import PHASE_WORDS, source_words
 from pipeline.analysis.results import ExactComparison, ParityMetric
 from pipeline.analysis.treatment import kind_words
-from pipeline.analysis.words import gib, number, table
+from pipeline.analysis.words import gib, in_setting, number, table
 
 _ROWS = 40
 
@@ -21,37 +21,39 @@ def diagnosed(conclusions: Conclusions) -> Iterator[tuple[str, Diagnosis]]:
             yield in_setting(arm, setting), diagnosis
 
 
-def in_setting(arm: str, setting: str) -> str:
-    """The arm, and what else was swept."""
-    return f"{arm} ({setting})" if setting else arm
-
-
 def diagnosis_table(conclusions: Conclusions) -> str:
     rows = [[arm, f"**{found.outcome}**", found.evidence] for arm, found in diagnosed(conclusions)]
     return table(["arm", "diagnosis", "evidence"], rows, limit=_ROWS)
 
 
 def savings_table(conclusions: Conclusions) -> str:
-    rows: list[list[object]] = []
-    for arm, found in conclusions.arms.items():
-        ledger, verdict = found.ledger, conclusions.verdicts.get(arm)
-        per_rank = [gib_found for _, _, gib_found in verdict.savings.gib_per_rank] if verdict else []
-        rows.append(
-            [
-                arm,
-                found.treatment.outcome,
-                None if ledger is None else f"{ledger.predicted:.2f}",
-                None if ledger is None else f"{ledger.found:.2f}",
-                None if ledger is None else f"{ledger.per_parameter('padding'):.2f}",
-                None if ledger is None else f"{ledger.per_parameter('unexplained'):.2f}",
-                _spread(per_rank) if per_rank else None,
-                verdict.savings.outcome if verdict else None,
-            ]
-        )
-    degrees = {found.ledger.distributed_optimizer_degree for found in conclusions.arms.values() if found.ledger}
+    rows = [
+        _savings_row(conclusions, arm, setting)
+        for arm, found in conclusions.arms.items()
+        for setting in found.ledgers or {"": None}
+    ]
+    degrees = {ledger.distributed_optimizer_degree for ledger in conclusions.ledgers.values()}
     d = f" (d = {', '.join(map(str, sorted(degrees)))})" if degrees else ""
     head = ["arm", "treatment check", f"bytes/param predicted{d}", "found", "buffer padding", "unexplained"]
     return table([*head, "GiB saved per rank", "saving"], rows)
+
+
+def _savings_row(conclusions: Conclusions, arm: str, setting: str) -> list[object]:
+    found, verdict = conclusions.arms[arm], conclusions.verdicts.get(arm)
+    ledger, treatment = found.ledgers.get(setting), found.treatment
+    if len(found.ledgers) > 1:
+        treatment, verdict = found.treatments[setting], verdict and verdict.by_setting[setting]
+    per_rank = [gib_found for _, _, gib_found in verdict.savings.gib_per_rank] if verdict else []
+    return [
+        in_setting(arm, setting),
+        treatment.outcome,
+        None if ledger is None else f"{ledger.predicted:.2f}",
+        None if ledger is None else f"{ledger.found:.2f}",
+        None if ledger is None else f"{ledger.per_parameter('padding'):.2f}",
+        None if ledger is None else f"{ledger.per_parameter('unexplained'):.2f}",
+        _spread(per_rank) if per_rank else None,
+        verdict.savings.outcome if verdict else None,
+    ]
 
 
 def _spread(values: list[float]) -> str:
@@ -75,13 +77,19 @@ def memory_table(conclusions: Conclusions) -> str:
 
 
 def _difference_head(verdict: Verdict) -> str:
-    return f"{verdict.arm} − {BASELINE}{' (not valid)' if verdict.memory and not verdict.valid_pairs else ''}"
+    return f"{_measured(verdict)} − {BASELINE}{' (not valid)' if verdict.memory and not verdict.valid_pairs else ''}"
+
+
+def _measured(verdict: Verdict) -> str:
+    """The arm; and the setting, where memory and times are of one of several."""
+    settings = {pair.setting for pair in verdict.valid_pairs or verdict.pairs}
+    return in_setting(verdict.arm, settings.pop()) if verdict.by_setting and len(settings) == 1 else verdict.arm
 
 
 def ledger_table(conclusions: Conclusions) -> str:
     rows = [
         [
-            arm,
+            in_setting(arm, setting),
             row.rank,
             kind_words(row.kind),
             row.predicted_dtype or "–",
@@ -92,9 +100,8 @@ def ledger_table(conclusions: Conclusions) -> str:
             gib(row.uneven_bytes / 2**30, sign=True),
             gib(row.unexplained_bytes / 2**30, sign=True),
         ]
-        for arm, found in conclusions.arms.items()
-        if found.ledger is not None
-        for row in found.ledger.rows
+        for (arm, setting), ledger in conclusions.ledgers.items()
+        for row in ledger.rows
     ]
     head = ["arm", "rank", "kind", "dtype predicted", "found", "GiB predicted", "found", "padding", "uneven shard"]
     return table([*head, "unexplained"], rows, limit=_ROWS)
@@ -172,7 +179,7 @@ def cost_table(conclusions: Conclusions) -> str:
         invalid = "" if verdict.valid_pairs else " (from pairs that are not valid)"
         for name, ratio in (("optimizer step", verdict.optimizer_step), ("whole step", verdict.step)):
             if ratio is not None:
-                rows.append([verdict.arm + invalid, name, *_seconds(ratio), str(ratio), ratio.basis])
+                rows.append([_measured(verdict) + invalid, name, *_seconds(ratio), str(ratio), ratio.basis])
     return table(["arm", "what", f"{BASELINE}, s", "arm, s", "ratio (interval)", "interval"], rows)
 
 

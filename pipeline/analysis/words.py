@@ -72,6 +72,11 @@ def brief(text: str) -> str:
     return shortened(_SENTENCE_END.split(text, maxsplit=1)[0].removesuffix("."), _LONGEST_BRIEF)
 
 
+def in_setting(arm: str, setting: str) -> str:
+    """The arm, and what else was swept."""
+    return f"{arm} ({setting})" if setting else arm
+
+
 def counted(count: int, noun: str) -> str:
     """1 run, 2 runs."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

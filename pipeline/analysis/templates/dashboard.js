@@ -289,7 +289,7 @@
   // ---- bytes per parameter, stacked by kind of tensor
 
   function ledger(plot) {
-    const figure = newFigure(new Bokeh.Range1d({ start: -0.6, end: study.arms.length - 0.4 }), "predicted (pale) beside found", plot.unit);
+    const figure = newFigure(new Bokeh.Range1d({ start: -0.6, end: plot.columns.length - 0.4 }), "predicted (pale) beside found", plot.unit);
     const kinds = Object.entries(plot.kinds);
     const source = new Bokeh.ColumnDataSource({ data: {} });
     const labels = new Bokeh.ColumnDataSource({ data: {} });
@@ -298,23 +298,28 @@
     figure.text({ x: field("x"), y: field("y"), text: field("text"), text_align: "center", text_baseline: field("baseline"), y_offset: field("offset"), text_font: FONT, text_font_size: "11px", text_color: "#1f2328", source: labels });
     figure.y_range.range_padding = 0.2; // room for the numbers
     figure.xgrid.grid_line_color = null;
-    const present = () => visibleArms().filter((arm) => plot.segments[arm.name] && (!shown.differences || arm.name !== "baseline"));
+    const present = () =>
+      plot.columns.filter(({ arm }) => visibleArms().some(({ name }) => name === arm) && (!shown.differences || arm !== "baseline"));
+    const baselines = plot.columns.filter(({ arm }) => arm === "baseline");
     let columns = [];
 
-    const size = (arm, side, kind) => {
-      const value = plot.segments[arm.name][side][kind] ?? 0;
-      return shown.differences ? value - (plot.segments.baseline?.[side][kind] ?? 0) : value;
+    const size = (column, side, kind) => {
+      const value = column[side][kind] ?? 0;
+      // A baseline that is the same in all settings is told once.
+      const baseline = baselines.find(({ setting }) => setting === column.setting) ?? baselines[0];
+      return shown.differences ? value - (baseline?.[side][kind] ?? 0) : value;
     };
+    const label = ({ arm, setting }) => (setting ? `${arm}\n(${setting})` : arm).replaceAll("_", "_\u200b");
 
     function draw() {
       const data = { left: [], right: [], bottom: [], top: [], colour: [], alpha: [] };
       const told = { x: [], y: [], text: [], baseline: [], offset: [] };
       columns = present();
-      columns.forEach((arm, i) => {
+      columns.forEach((column, i) => {
         for (const [side, offset, alpha] of [["predicted", -0.21, 0.45], ["found", 0.21, 1]]) {
           let [up, down] = [0, 0];
           for (const [kind, colour] of kinds) {
-            const height = size(arm, side, kind);
+            const height = size(column, side, kind);
             if (Math.abs(height) < 1e-9) continue;
             const from = height > 0 ? up : down;
             data.left.push(i + offset - 0.19);
@@ -336,23 +341,23 @@
       source.data = data;
       labels.data = told;
       figure.xaxis.ticker = new Bokeh.FixedTicker({ ticks: columns.map((_, i) => i), minor_ticks: [] });
-      figure.xaxis.major_label_overrides = new Map(columns.map((arm, i) => [i, arm.name.replaceAll("_", "_\u200b")]));
+      figure.xaxis.major_label_overrides = new Map(columns.map((column, i) => [i, label(column)]));
       figure.yaxis.axis_label = what(plot.unit);
       figure.x_range.end = Math.max(columns.length, 1) - 0.4;
       fitHeight(figure, [boxes], [data.bottom, data.top]);
     }
 
     function tell(i) {
-      const arm = columns[i];
-      if (!arm) return { head: "", rows: [] };
+      const column = columns[i];
+      if (!column) return { head: "", rows: [] };
       const rows = kinds.flatMap(([kind, colour]) => {
-        const [predicted, found] = [size(arm, "predicted", kind), size(arm, "found", kind)];
+        const [predicted, found] = [size(column, "predicted", kind), size(column, "found", kind)];
         return predicted || found ? [{ colour, name: kind, text: `${words(predicted)} predicted, ${words(found)} found` }] : [];
       });
-      return { head: `${arm.name} · ${what(plot.unit)}`, rows };
+      return { head: `${label(column)} · ${what(plot.unit)}`, rows };
     }
 
-    addHover(figure, study.arms.map((_, i) => i), tell);
+    addHover(figure, plot.columns.map((_, i) => i), tell);
     return { figure, draw };
   }
 

@@ -163,6 +163,29 @@ def test_settings_that_come_out_differently_are_told_by_name(write_study: WriteS
     assert "<h2>pao (core=0.16)</h2>" in render_dashboard(conclusions)
 
 
+def test_tables_tell_apart_the_settings_that_hold_different_bytes(write_study: WriteStudy) -> None:
+    folder = write_study(*in_settings("0.13", "0.16", edit_ledger=without_masters, edit_update=still))
+    conclusions = concluded(folder)
+    assert list(conclusions.ledgers) == [("baseline", ""), ("pao", "core=0.13"), ("pao", "core=0.16")]
+    report = render_report(conclusions, [])
+    for row in (
+        "| baseline | in effect | 18.00 | 18.00 |",
+        "| pao (core=0.13) | not in effect | 16.00 | 14.00 |",
+        "| pao (core=0.16) | in effect | 16.00 | 16.00 |",
+        "| baseline | pao (core=0.16) − baseline |",
+        "| pao (core=0.16) | whole step |",
+    ):
+        assert row in report
+    assert "ledgers of runs of the same setting differ" not in report
+
+
+def test_runs_of_one_setting_that_hold_different_bytes_are_told_of(write_study: WriteStudy) -> None:
+    runs = [{"arm": arm, "seed": seed} for seed in (1, 2) for arm in ("baseline", "pao")]
+    folder = write_study(*runs[:-1], {**runs[-1], "edit_ledger": without_masters})
+    report = render_report(concluded(folder), [])
+    assert "pao: the ledgers of runs of the same setting differ; the first one is shown" in report
+
+
 def test_settings_that_come_out_alike_are_told_together(write_study: WriteStudy) -> None:
     folder = write_study(*in_settings("0.16", "0.17"))
     assert one_line(concluded(folder)).startswith("pao: saves 0.00024 GiB")
